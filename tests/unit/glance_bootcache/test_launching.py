@@ -99,4 +99,4 @@ def test_a_value_that_an_option_cannot_have_is_told(tmp_path, capsys, monkeypatc
     assert service.main(['--config-file', str(path)]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         f'glance-bootcache cannot be started: [bootcache]export_port in {path}: \'hello\' is no'
-        ' number; correct it, or take it out for its default')
+        ' whole number; correct it, or take it out for its default')

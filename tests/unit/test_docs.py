@@ -13,8 +13,8 @@ import tomllib
 import pytest
 
 from bootcache import conf as shared_conf
-from bootcache import errorlog, exception, manifest, properties, rpcapi
-from bootcache.ceph.clonedaemon import CloneDaemon
+from bootcache import exception, manifest, properties, rpcapi
+from bootcache.connectors import supervisor
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.deployment.checkpoint import Checkpoint, Network, SavedServer
@@ -213,18 +213,16 @@ def unit(name: str) -> list[str]:
     return [' '.join(line.split()) for line in text.splitlines() if not line.startswith('#')]
 
 
-@pytest.mark.parametrize('name, socket, trace', [
-    ('gateway', 'gateway.sock', None), ('ceph', 'ceph.nbd', errorlog.TRACE)])
-def test_units_run_what_the_driver_would_start(tmp_path, name, socket, trace):
+def test_the_unit_of_the_gateway_runs_what_the_driver_would_start(tmp_path):
     binary = tmp_path / 'daemon'
     binary.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/arguments\n')
     binary.chmod(0o755)
-    daemon = StorageDaemon(name, str(tmp_path), UnixListener(f'{tmp_path}/{socket}'),
-                           binary=str(binary), trace=trace)
+    daemon = StorageDaemon('gateway', str(tmp_path), UnixListener(f'{tmp_path}/gateway.sock'),
+                           binary=str(binary))
     with pytest.raises(exception.StorageDaemonError):
         daemon.ensure_running()
     wanted = (tmp_path / 'arguments').read_text().replace(str(tmp_path), '/run/bootcache').split()
-    start = next(line for line in unit(f'bootcache-{name}.service')
+    start = next(line for line in unit('bootcache-gateway.service')
                  if line.startswith('ExecStart='))
     assert start.split()[1:] == wanted
     options = {opt.dest: opt.default for opt in [*shared_conf.opts, *nova_conf.opts]}
@@ -232,16 +230,20 @@ def test_units_run_what_the_driver_would_start(tmp_path, name, socket, trace):
     assert options['gateway_socket'] == '/run/bootcache/gateway.sock'
 
 
-def test_the_unit_of_bases_in_ceph_is_what_the_driver_looks_for():
-    clones = CloneDaemon('/run/bootcache', '/etc/ceph/ceph.conf', 'user')
-    lines = unit('bootcache-ceph.service')
+def test_the_unit_of_connectors_is_what_the_driver_asks():
+    lines = unit('bootcache-connectors.service')
     start = next(line for line in lines if line.startswith('ExecStart='))
-    assert f'addr.path={clones.socket},' in start
-    # It looks there for what goes wrong.
-    assert {f'StandardError=append:{clones._daemon.log_path}', 'UMask=0077', 'Restart=always',
+    program, run_dir = start.removeprefix('ExecStart=').split()
+    scripts = tomllib.loads((TOP / 'pyproject.toml').read_text())['project']['scripts']
+    assert scripts[pathlib.Path(program).name] == f'{supervisor.__name__}:main'
+    options = {opt.dest: opt.default for opt in nova_conf.opts}
+    assert run_dir == options['gateway_run_dir']
+    # One that was killed finds its connectors, through which guests read: they are there, and run.
+    assert {'KillMode=process', 'UMask=0077', 'Restart=always',
             'RuntimeDirectoryPreserve=yes'} <= set(lines)
     gateway = unit('bootcache-gateway.service')
-    assert next(line for line in gateway if line.startswith('User=')) in lines
+    for name in 'User=', 'Group=', 'RuntimeDirectory=', 'RuntimeDirectoryMode=':
+        assert next(line for line in gateway if line.startswith(name)) in lines
 
 
 def test_gateway_unit_keeps_the_monitor_to_itself():
@@ -273,7 +275,7 @@ def test_the_exchange_has_a_folder_of_its_own_and_bounds():
 
 
 @pytest.mark.parametrize('name', ['bootcache-gateway.service', 'glance-bootcache.service',
-                                  'bootcache-exchange.service', 'bootcache-ceph.service'])
+                                  'bootcache-exchange.service', 'bootcache-connectors.service'])
 def test_units_are_valid(tmp_path, name):
     # The programs need not be installed where the tests run.
     copy = tmp_path / name
@@ -288,7 +290,7 @@ LIBVIRTS = ('libvirt-guests.service', 'virt-guest-shutdown.target')
 
 
 @pytest.mark.skipif(not shutil.which('systemd-analyze'), reason='systemd-analyze is missing')
-@pytest.mark.parametrize('name', ['bootcache-gateway.service', 'bootcache-ceph.service'])
+@pytest.mark.parametrize('name', ['bootcache-gateway.service', 'bootcache-connectors.service'])
 def test_guests_can_read_until_they_have_shut_down(tmp_path, name):
     """What systemd makes of the units: what starts before something is stopped after it.
 

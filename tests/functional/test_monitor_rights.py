@@ -125,9 +125,10 @@ def connectors_by_unit(directory):
     lines = unit('bootcache-connectors.service', directory)
     assert lines['Group'] == QEMU
     _program, *arguments = shlex.split(lines['ExecStart'])
+    group = grp.getgrnam(QEMU).gr_gid
     supervisor = subprocess.Popen(
-        as_user(NOVA, grp.getgrnam(QEMU).gr_gid, *READS, sys.executable, '-W', 'ignore', '-m',
-                'bootcache.connectors.supervisor', *arguments),
+        ['setpriv', f'--reuid={NOVA}', f'--regid={group}', '--clear-groups', *READS, sys.executable,
+         '-W', 'ignore', '-m', 'bootcache.connectors.supervisor', *arguments],
         cwd=TOP, umask=int(lines['UMask'], 8))
     try:
         until(lambda: listening.is_served(f'{directory}/connectors.sock'), 'the supervisor')
@@ -142,8 +143,6 @@ def connectors_by_unit(directory):
 def test_qemu_reaches_no_connector_and_starts_none(run_dir):
     """Only the gateway reads by them, and only nova-compute has them started and killed."""
     with connectors_by_unit(run_dir):
-        assert not reaches(f'{run_dir}/connectors.sock')
-        # Their folder is closed as well, so that it is not told what is in there.
-        os.chmod(f'{run_dir}/connectors', 0o755)
-        for name in f'{CONNECTOR}.nbd', f'{CONNECTOR}.qmp', 'parked.sock':
-            assert not reaches(f'{run_dir}/connectors/{name}')
+        for name in ('connectors.sock', f'connectors/{CONNECTOR}.nbd',
+                     f'connectors/{CONNECTOR}.qmp', 'connectors/parked.sock'):
+            assert not reaches(f'{run_dir}/{name}')

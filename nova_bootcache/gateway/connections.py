@@ -7,6 +7,7 @@ connects by does.
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import random
 import threading
 import time
@@ -44,6 +45,25 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 30, 600
 _BUSY_SECONDS = 30
 
 
+@dataclasses.dataclass(frozen=True)
+class BaseStatus:
+    """How a base is read.
+
+    :ivar image_id: whose base it is.
+    :ivar way: address of the storage node, or the clone in Ceph; empty if no way can be used.
+    :ivar connector: name of the connector; empty likewise.
+    :ivar since: since when, in seconds since the epoch.
+    :ivar answered: when the watch was last answered, in seconds since the epoch, 0 if never since
+        this process has started; None while each of its reads is answered.
+    """
+
+    image_id: str
+    way: str
+    connector: str
+    since: float
+    answered: float | None
+
+
 class BaseConnections:
     """Owns them.
 
@@ -74,6 +94,12 @@ class BaseConnections:
         # Until when those are not read in Ceph of which that has given errors. Likewise.
         self._bad_until: dict[str, float] = {}
         self._tried: set[str] = set()
+        # The text of the way by which each was found to be read last. Each step is atomic.
+        self._ways: dict[str, str] = {}
+        # When the watch was answered last, in seconds since the epoch, and which bases were not
+        # answered at its last look; both are replaced as a whole.
+        self._answered_at: dict[str, float] = {}
+        self._unanswered: frozenset[str] = frozenset()
         self._pool = concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, 'bootcache-way')
 
     def socket(self, export: str) -> str:
@@ -108,7 +134,8 @@ class BaseConnections:
         """
         failed = {} if failed is None else failed
         last: exception.BootcacheError | None = None
-        if self.is_in_ceph(now) and self.may_read_in_ceph(remote):
+        if self.is_in_ceph(now) and remote.rbd is not None and self.may_read_in_ceph(remote):
+            self._ways[remote.export] = self._clones.clone(remote, remote.rbd).path
             return
         for find in (self._way_in_ceph, self._way_to_node):
             way: Way | None = None
@@ -120,6 +147,8 @@ class BaseConnections:
                     raise failed[way.origin]
                 if not self._connectors.is_by(now, way):
                     self._connectors.connect(remote.export, way, beside, only_tries)
+                if not only_tries:
+                    self._ways[remote.export] = way.text
                 return
             except exception.BootcacheError as error:
                 last = error
@@ -225,6 +254,18 @@ class BaseConnections:
         finally:
             self.let_go(holder)
 
+    def list_bases(self) -> list[BaseStatus]:
+        """Return how each base is read that is needed, as far as the watch knows."""
+        unanswered, answered_at = self._unanswered, self._answered_at
+        found = []
+        for export, remote in self._all().items():
+            name = self._connectors.name_of(export)
+            found.append(BaseStatus(
+                remote.image_id, self._ways.get(export, '') if name else '', name,
+                self._connectors.since(export),
+                answered_at.get(export, 0.0) if export in unanswered or not name else None))
+        return found
+
     def _all(self) -> dict[str, Remote]:
         # Who holds one may have known it for long, and where it was.
         return {**{remote.export: remote for remote in list(self._held.values())}, **self._remotes}
@@ -299,6 +340,7 @@ class BaseConnections:
         names = {export: self._connectors.name_of(export) for export in remotes}
         answers = self._read({export: self.socket(export) for export, name in names.items()
                               if name}, _ANSWER_SECONDS)
+        self._note_answers({export: answers.get(export) is Answer.READ for export in remotes})
         groups: dict[str, list[Remote]] = {}
         for export, remote in remotes.items():
             if answers.get(export) is not Answer.READ:
@@ -307,6 +349,16 @@ class BaseConnections:
                 groups.setdefault(key, []).append(remote)
         for key, group in groups.items():
             self._start(key, group)
+
+    def _note_answers(self, answered: Mapping[str, bool]) -> None:
+        now = time.time()
+        self._answered_at = {
+            export: now if answered[export] else self._answered_at.get(export, 0.0)
+            for export in answered}
+        self._unanswered = frozenset(export for export, was in answered.items() if not was)
+        for export in set(self._ways) - set(answered):
+            if export not in self._all():
+                self._ways.pop(export, None)
 
     def _start(self, key: str, group: list[Remote]) -> None:
         if key not in self._tried:

@@ -153,7 +153,7 @@ class SnapshotCalls:
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.15'
+VERSION = '1.16'
 # Of a message's context: 32 hexadecimal digits that its process has made.
 SENDER = 'sender'
 # Added to a client's first call's limit.
@@ -358,7 +358,12 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             and ``named`` (``[server, why]`` of some), and ``waiting``, of those whose guests stand
             still: ``servers`` (how many), ``named`` (``[server, what for, since]`` of some, in
             seconds since the epoch); ``quotas``: bytes by tier; ``needs``: ids of images whose base
-            the host's servers may read; ``rpc``: the version of this API that the host speaks;
+            the host's servers may read; ``bases``: ``bases`` (how many the host reads now) and
+            ``named`` (``[image id, way, connector, since, answered]`` of some: the storage node's
+            address or the place in Ceph, both texts empty if it can be read by no way; both times
+            in seconds since the epoch; ``answered`` is None while the base's reads are answered,
+            else when the last one was, 0 if none was); ``rpc``: the version of this API that the
+            host speaks;
             ``certificates_end``: when the first of the host's certificates ends, or has ended, in
             seconds since the epoch, None if it has none.
             None if nothing has changed since the last report.
@@ -411,6 +416,16 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
         ``waiting`` (as the host reported it, None if it does not tell), ``rpc`` and
         ``certificates_end`` (both likewise)."""
         answer: list[dict[str, Any]] = self._call('list_hosts')
+        return answer
+
+    def host_bases(self, host: str) -> dict[str, Any] | None:
+        """Return how a host reads bases, or None if the host has not reported.
+
+        :param host: the compute host's name.
+        :returns: ``seen`` (seconds since the report), and ``bases``, as the host reported it, None
+            if it does not tell.
+        """
+        answer: dict[str, Any] | None = self._call('host_bases', host=host)
         return answer
 
     def image_hosts(self, image_id: str) -> dict[str, Any] | None:

@@ -5,7 +5,8 @@
 #   g-bootcache           the storage service (glance-bootcache) and its exporter
 #   g-api                 the Glance hook, and notifications
 #   n-cpu                 the compute driver, where it is libvirt's with KVM or QEMU
-#   n-bootcache-gateway   the gateway
+#   n-bootcache-connectors, n-bootcache-gateway
+#                         how bases are read, and the gateway
 #   bootcache-exchange    the exchange between hosts, where BOOTCACHE_EXCHANGE_NETWORKS is set
 #   n-api                 what snapshots do not inherit
 #   n-sch                 the weigher and the filter
@@ -322,11 +323,17 @@ function start_bootcache_unit { # SERVICE UNIT GROUP COMMAND
     local service=$1 unit=$2 group=$3 command=$4
     sed -e "s|^User=.*|User=$STACK_USER|" -e "s|^Group=.*|Group=$group|" \
         -e "s|^ExecStart=/opt/.*|ExecStart=$command|" -e 's|nova-compute\.service|devstack@n-cpu.service|' \
-        -e '/^ExecStartPre=+.*install/d' -e '/^Documentation=file:/d' "$BOOTCACHE_DIR/etc/systemd/$unit" \
+        -e '/^ExecStartPre=+.*install/d' -e '/^ProtectHome/d' -e '/^Documentation=file:/d' "$BOOTCACHE_DIR/etc/systemd/$unit" \
         | sudo tee "$SYSTEMD_DIR/devstack@$service.service" >/dev/null
     $SYSTEMCTL daemon-reload
     $SYSTEMCTL enable "devstack@$service.service"
     $SYSTEMCTL restart "devstack@$service.service"
+}
+
+# Before nova-compute, and as its user, which asks it for connectors.
+function start_bootcache_connectors {
+    start_bootcache_unit n-bootcache-connectors bootcache-connectors.service "$(bootcache_guest_group)" \
+        "$(bootcache_bin_dir)/bootcache-connectors $(dirname "$BOOTCACHE_GATEWAY_SOCKET")"
 }
 
 # Before nova-compute, and as its user: recordings are files in Nova's instances directory.
@@ -377,6 +384,11 @@ function stop_bootcache {
         stop_nova_compute
         stop_process n-bootcache-gateway
     fi
+    if is_service_enabled n-bootcache-connectors; then
+        # Before the connectors as well; and the gateway reads by them.
+        stop_nova_compute
+        stop_process n-bootcache-connectors
+    fi
 }
 
 function cleanup_bootcache {
@@ -411,6 +423,9 @@ if is_bootcache_here; then
             configure_bootcache
             if is_service_enabled g-bootcache; then
                 create_bootcache_account
+            fi
+            if is_service_enabled n-bootcache-connectors; then
+                start_bootcache_connectors
             fi
             if is_service_enabled n-bootcache-gateway; then
                 start_bootcache_gateway

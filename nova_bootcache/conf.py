@@ -251,9 +251,11 @@ so the time after which it hears of what it is to let go of.
     cfg.StrOpt('gateway_run_dir',
                default='/run/bootcache',
                help="""
-Directory of the gateway's monitor socket and pid file. A gateway that systemd
-started is adopted if its monitor is ``gateway.qmp`` in here, and one that runs
-in another container if that shares this directory with nova-compute's.
+Directory of the gateway's monitor socket and pid file, and of the connectors
+through which the gateway reads bases. A gateway that systemd started is
+adopted if its monitor is ``gateway.qmp`` in here, and one that runs in another
+container if that shares this directory with nova-compute's. So it is with
+``bootcache-connectors``, whose socket is ``connectors.sock`` in here.
 
 Related options:
 
@@ -262,11 +264,12 @@ Related options:
     cfg.BoolOpt('gateway_autostart',
                 default=True,
                 help="""
-Whether the driver starts a gateway where none answers. Switch it off where
-systemd runs bootcache-gateway.service, so that only one of them starts it.
+Whether the driver starts a gateway, and ``bootcache-connectors``, where none
+answers. Switch it off where systemd runs bootcache-gateway.service and
+bootcache-connectors.service, so that only one of them starts each.
 
-A gateway that the driver starts runs as Nova's user and ends with
-nova-compute's control group.
+What the driver starts runs as Nova's user and ends with nova-compute's control
+group.
 
 Related options:
 
@@ -290,14 +293,17 @@ Possible values:
                min=0,
                max=20,
                help="""
-Seconds for which reads of the base wait in the gateway while the storage node
-is away. A server that reads then stands still, and goes on by itself when the
-storage node is back; other readers, such as a snapshot, see an error.
+Seconds for which reads of a base wait in the gateway after the watch over
+bases has found no way to read it: its storage node, or Ceph, is away, frozen
+or cannot be reached. A guest that reads is paused then, and goes on by itself
+when the base can be read; other readers, such as a snapshot, see an error.
 
 Possible values:
 
 * 0: they do not wait there.
-* Up to 20. A larger value also makes stopping the gateway take that long.
+* Up to 20. Reads wait for up to 15 s before that, and most guests give a SCSI
+  request up after 30 s: name more than 10 only where guests have a longer
+  limit. A larger value also makes stopping the gateway take that long.
 """),
     cfg.StrOpt('base_access',
                default=EXPORTER,

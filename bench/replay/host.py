@@ -27,7 +27,6 @@ from bootcache import rpcapi
 from bootcache.connectors import supervisor
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import storagenode
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.tiers import fetches

@@ -121,6 +121,15 @@ class Connectors:
         """Return the name of the connector that a base is read by; empty if there is none."""
         return self._target(self.socket(export))
 
+    def since(self, export: str) -> float:
+        """Return when the link of a base was made that leads where it does, in seconds since the
+        epoch; 0 if there is none.
+        """
+        try:
+            return os.lstat(self.socket(export)).st_mtime
+        except OSError:
+            return 0.0
+
     @staticmethod
     def _target(link: str) -> str:
         try:

@@ -4,11 +4,14 @@ NBD has few bytes for zeros, which pass where data does not: what tells nothing 
 """
 
 import enum
+import importlib.util
 import secrets
 import select
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from bootcache import exception
 
 _BYTES = 4096
 _MOST_SECONDS = 60.0
@@ -22,6 +25,17 @@ class Answer(enum.Enum):
     READ = 'it has its answer'
     FAILED = 'the answer is an error'
     SILENT = 'there is none in time'
+
+
+def check() -> None:
+    """Check that libnbd can be imported, which the package does not bring.
+
+    :raises ConfigurationError: with the cure.
+    """
+    if importlib.util.find_spec('nbd') is None:
+        raise exception.ConfigurationError(
+            'libnbd\'s Python binding is missing; install python3-libnbd, and link nbd.py and'
+            ' libnbdmod*.so into the virtual environment if there is one')
 
 
 class _Read:

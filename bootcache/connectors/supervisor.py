@@ -38,8 +38,11 @@ class _Request(socketserver.StreamRequestHandler):
     timeout = 5
 
     def handle(self) -> None:
-        word, _, name = self.rfile.readline(_LINE_BYTES).decode(errors='replace').strip() \
-            .partition(' ')
+        line = self.rfile.readline(_LINE_BYTES).decode(errors='replace').strip()
+        if not line:
+            # Somebody has looked whether it is there.
+            return
+        word, _, name = line.partition(' ')
         try:
             assert isinstance(self.server, Supervisor)
             self.server.do(word, name)

@@ -36,6 +36,11 @@ set -o xtrace
 
 install_bootcache
 
+# Of a release that had none. Those that run are read by: they stay, as the gateway does.
+if is_service_enabled n-bootcache-connectors \
+        && [[ ! -e "$SYSTEMD_DIR/devstack@n-bootcache-connectors.service" ]]; then
+    start_bootcache_connectors
+fi
 if is_service_enabled bootcache-exchange; then
     start_bootcache_exchange
 fi

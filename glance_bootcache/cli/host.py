@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from bootcache import exception
 from bootcache.quoting import one_line
 from bootcache.tier import Medium
 from glance_bootcache.cli.client import utc
@@ -50,6 +51,43 @@ class HostList(Listing):
              *(value for tier in tiers for value in _used_and_quota(host, tier)),
              one_line(host.get('rpc')) or None, _date(host.get('certificates_end')))
             for host in hosts]
+
+
+class HostShow(Listing):
+    """Show through which connectors a host reads bases, as it reported last.
+
+    way is the storage node's address, or the place in Ceph; it is empty where the base can be read
+    by no way, and since then counts from when it could not. last_answer is "now" while the reads of
+    the host's watch are answered, else when the last one was. Those that are not answered come
+    first.
+    """
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('host', help='name of the host, as "bootcache host list" has it')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and tabulate."""
+        answer = self.app.storage_api().host_bases(parsed_args.host)
+        if answer is None:
+            raise exception.BootcacheError(
+                f'host {parsed_args.host} has not reported to the storage service; "bootcache host'
+                ' list" shows those that have')
+        told = answer['bases']
+        if told is None:
+            raise exception.BootcacheError(
+                f'host {parsed_args.host} does not tell how it reads bases: its driver is of an'
+                ' earlier version')
+        self.nothing = f'host {parsed_args.host} reads no base'
+        rows: list[tuple[Any, ...]] = [
+            (image_id, one_line(way) or None, one_line(connector) or None, utc(since),
+             'now' if answered is None else utc(answered) if answered else None)
+            for image_id, way, connector, since, answered in told['named']]
+        if told['bases'] > len(rows):
+            rows.append((None, f'{told["bases"] - len(rows)} more bases', None, None, None))
+        return ('image_id', 'way', 'connector', 'since', 'last_answer'), rows
 
 
 def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:

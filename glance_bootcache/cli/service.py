@@ -1,7 +1,6 @@
 """``glance-bootcache``: reads the configuration and runs the storage service."""
 
 import fcntl
-import importlib.util
 import inspect
 import logging as stdlib_logging
 import multiprocessing
@@ -18,6 +17,7 @@ from oslo_service import service
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, logformat, optionfault, rpcapi, tier
+from bootcache.connectors import probe
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
 from glance_bootcache.cli import client
@@ -109,10 +109,7 @@ def _check_tools() -> None:
         if shutil.which(program) is None:
             raise exception.BootcacheError(
                 f'{program} is not installed; Debian has it in qemu-utils and qemu-system-common')
-    if importlib.util.find_spec('nbd') is None:
-        raise exception.BootcacheError(
-            'libnbd\'s Python binding is missing; install python3-libnbd, and link nbd.py and'
-            ' libnbdmod*.so into the virtual environment if there is one')
+    probe.check()
 
 
 def _only_one(state_dir: str) -> int:

@@ -293,6 +293,7 @@ METHODS: Mapping[str, Method] = {
     'get_image': _OF_AN_IMAGE,
     'get_working_set': _OF_AN_IMAGE,
     'list_hosts': _ANYBODY,
+    'host_bases': Method({'host': host_name}),
     'image_hosts': _OF_AN_IMAGE,
     'evict_image': Method({'image_id': image_id,
                            'hosts': or_none(list_of(host_name, _MOST_HOSTS))}),

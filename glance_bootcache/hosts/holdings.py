@@ -68,6 +68,9 @@ class HostHoldings:
     :ivar named: some of these servers, and why each does.
     :ivar waiting: how many of its servers' guests stand still, and wait; None if it does not tell.
     :ivar waits: some of these, with what for, and since when in seconds since the epoch.
+    :ivar bases: how many bases it reads; None if it does not tell.
+    :ivar reads: of some of these the image, by which way, through which connector, since when, and
+        when the last read was answered, None while each one is; times in seconds since the epoch.
     :ivar rpc: version of bootcache/rpcapi.py that it speaks; None if it does not tell.
     :ivar certificates_end: when the first of its certificates ends, in seconds since the epoch;
         None if it has none, or does not tell.
@@ -79,6 +82,8 @@ class HostHoldings:
     named: tuple[tuple[str, str], ...] = ()
     waiting: int | None = None
     waits: tuple[tuple[str, str, float], ...] = ()
+    bases: int | None = None
+    reads: tuple[tuple[str, str, str, float, float | None], ...] = ()
     rpc: str | None = None
     certificates_end: float | None = None
 
@@ -107,13 +112,19 @@ def parse(report: Any, now: float, refuse: Refuse = pass_over) -> HostHoldings:
     told: dict[str, Any] = {}
     if document.get('unsettled') is not None:
         with left_out(refuse):
-            told['unsettled'], told['named'] = _servers(
-                'report.unsettled', document['unsettled'], _SHORT, _SHORT)
+            told['unsettled'], told['named'] = _counted(
+                'report.unsettled', 'servers', document['unsettled'], _SHORT, _SHORT)
             waiting = document['unsettled'].get('waiting')
             if waiting is not None:
-                told['waiting'], told['waits'] = _servers(
-                    'report.unsettled.waiting', waiting, _SHORT, _SHORT,
+                told['waiting'], told['waits'] = _counted(
+                    'report.unsettled.waiting', 'servers', waiting, _SHORT, _SHORT,
                     arguments.use_time(now))
+    if document.get('bases') is not None:
+        with left_out(refuse):
+            time_of = arguments.use_time(now)
+            told['bases'], told['reads'] = _counted(
+                'report.bases', 'bases', document['bases'], arguments.image_id, _SHORT, _SHORT,
+                time_of, arguments.or_none(time_of))
     if document.get('rpc') is not None:
         with left_out(refuse):
             told['rpc'] = arguments.version('report.rpc', document['rpc'])
@@ -147,8 +158,9 @@ def _held(entry: Any, now: float, refuse: Refuse) -> HeldImage:
     return held
 
 
-def _servers(field: str, told: Any, *readers: arguments.Reader) -> tuple[int, tuple[Any, ...]]:
-    """Read how many servers, and what is said of some."""
+def _counted(field: str, what: str, told: Any, *readers: arguments.Reader
+             ) -> tuple[int, tuple[Any, ...]]:
+    """Read how many servers, or bases, and what is said of some."""
     entry = arguments.mapping(field, told, 100)
     named = []
     for one in arguments.sequence(field, entry.get('named'), arguments.MOST_IMAGES)[:_MOST_NAMED]:
@@ -157,7 +169,7 @@ def _servers(field: str, told: Any, *readers: arguments.Reader) -> tuple[int, tu
             raise MessageRefused(field, f'{quoted(values)} has not {len(readers)} entries')
         named.append(tuple(read(field, value)
                            for read, value in zip(readers, values, strict=True)))
-    return arguments.size(field, entry.get('servers')), tuple(named)
+    return arguments.size(field, entry.get(what)), tuple(named)
 
 
 @dataclasses.dataclass
@@ -296,6 +308,17 @@ class Hosts:
                  'waiting': None if holdings.waiting is None else {
                      'servers': holdings.waiting, 'named': [list(one) for one in holdings.waits]}}
                 for name, holdings, seen in present]
+
+    def bases(self, name: str) -> dict[str, Any] | None:
+        """Return how a host reads bases: see ``host_bases`` in bootcache/rpcapi.py."""
+        with self._lock:
+            found = next(((host.holdings, seen) for known, host, seen in self._present()
+                          if known == name), None)
+        if found is None:
+            return None
+        holdings, seen = found
+        return {'seen': seen, 'bases': None if holdings.bases is None else {
+            'bases': holdings.bases, 'named': [list(one) for one in holdings.reads]}}
 
     def holders(self, image_id: str) -> list[dict[str, Any]]:
         """Return the hosts that hold an image: see ``image_hosts`` in bootcache/rpcapi.py."""

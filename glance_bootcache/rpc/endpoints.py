@@ -178,6 +178,10 @@ class Endpoints:
         """An operator looks at the hosts."""
         return self._operators.list_hosts()
 
+    def host_bases(self, ctxt: Any, host: str) -> dict[str, Any] | None:
+        """An operator asks how a host reads bases."""
+        return self._operators.host_bases(host)
+
     def image_hosts(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """An operator asks where an image's cache image is."""
         return self._operators.image_hosts(image_id)

@@ -7,6 +7,7 @@ from oslo_log import log as logging
 
 from bootcache import certificates, exception, tls
 from bootcache import conf as bootcache_conf
+from bootcache.connectors import probe
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.supervisor import SupervisedStarter
 from bootcache.tier import Medium
@@ -62,6 +63,7 @@ class ComputeHost:
         if tiers.memory_directory is not None:
             assert tiers.memory is not None
             limits[Medium.MEMORY] = tiers.memory
+        probe.check()
         self.report_interval = int(group.report_interval)
         self.encryption = nova_conf.encryption(conf)
         self.certificates = TakenCertificates(self.encryption.directory)

@@ -7,6 +7,7 @@ connects by does.
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import random
 import threading
 import time
@@ -44,6 +45,25 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 30, 600
 _BUSY_SECONDS = 30
 
 
+@dataclasses.dataclass(frozen=True)
+class BaseStatus:
+    """How a base is read.
+
+    :ivar image_id: whose base it is.
+    :ivar way: address of the storage node, or the clone in Ceph; empty if no way can be used.
+    :ivar connector: name of the connector; empty likewise.
+    :ivar since: since when, in seconds since the epoch.
+    :ivar answered: when the watch was last answered, in seconds since the epoch, 0 if never since
+        this process has started; None while each of its reads is answered.
+    """
+
+    image_id: str
+    way: str
+    connector: str
+    since: float
+    answered: float | None
+
+
 class BaseConnections:
     """Owns them.
 
@@ -78,6 +98,12 @@ class BaseConnections:
         self._bad_until: dict[str, float] = {}
         self._tried: set[str] = set()
         self._trying: set[concurrent.futures.Future[None]] = set()
+        # The text of the way by which each was found to be read last. Each step is atomic.
+        self._ways: dict[str, str] = {}
+        # When the watch was answered last, in seconds since the epoch, and which bases were not
+        # answered at its last look; both are replaced as a whole.
+        self._answered_at: dict[str, float] = {}
+        self._unanswered: frozenset[str] = frozenset()
 
     def socket(self, export: str) -> str:
         """Return the path by which a base is read."""
@@ -117,7 +143,8 @@ class BaseConnections:
         """
         failed = {} if failed is None else failed
         last: exception.BootcacheError | None = None
-        if self.is_in_ceph(now) and self.may_read_in_ceph(remote):
+        if self.is_in_ceph(now) and remote.rbd is not None and self.may_read_in_ceph(remote):
+            self._ways[remote.export] = self._clones.clone(remote, remote.rbd).path
             return
         for find in (self._way_in_ceph, self._way_to_node):
             way: Way | None = None
@@ -129,6 +156,8 @@ class BaseConnections:
                     raise failed[way.origin]
                 if not self._connectors.is_by(now, way):
                     self._connectors.connect(remote.export, way, beside, only_tries)
+                if not only_tries:
+                    self._ways[remote.export] = way.text
                 return
             except exception.BootcacheError as error:
                 last = error
@@ -253,6 +282,18 @@ class BaseConnections:
         finally:
             self.let_go(holder)
 
+    def list_bases(self) -> list[BaseStatus]:
+        """Return how each base is read that is needed, as far as the watch knows."""
+        unanswered, answered_at = self._unanswered, self._answered_at
+        found = []
+        for export, remote in self._all().items():
+            name = self._connectors.name_of(export)
+            found.append(BaseStatus(
+                remote.image_id, self._ways.get(export, '') if name else '', name,
+                self._connectors.since(export),
+                answered_at.get(export, 0.0) if export in unanswered or not name else None))
+        return found
+
     def _all(self) -> dict[str, Remote]:
         # Who holds one may have known it for long, and where it was.
         return {**{remote.export: remote for remote in list(self._held.values())}, **self._remotes}
@@ -337,6 +378,7 @@ class BaseConnections:
         names = {export: self._connectors.name_of(export) for export in remotes}
         answers = self._read({export: self.socket(export) for export, name in names.items()
                               if name}, _ANSWER_SECONDS)
+        self._note_answers({export: answers.get(export) is Answer.READ for export in remotes})
         groups: dict[str, list[tuple[Remote, str]]] = {}
         for export, remote in remotes.items():
             if answers.get(export) is not Answer.READ:
@@ -345,6 +387,16 @@ class BaseConnections:
                 groups.setdefault(key, []).append((remote, names[export]))
         for key, group in groups.items():
             self._start(key, group)
+
+    def _note_answers(self, answered: Mapping[str, bool]) -> None:
+        now = time.time()
+        self._answered_at = {
+            export: now if answered[export] else self._answered_at.get(export, 0.0)
+            for export in answered}
+        self._unanswered = frozenset(export for export, was in answered.items() if not was)
+        for export in set(self._ways) - set(answered):
+            if export not in self._all():
+                self._ways.pop(export, None)
 
     def _start(self, key: str, group: list[tuple[Remote, str]]) -> None:
         if key in self._tried or len(self._tried) >= _MOST_AT_ONCE:

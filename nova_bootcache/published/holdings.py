@@ -1,6 +1,7 @@
 """What a host holds, told to the scheduler and to the storage service."""
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from nova_bootcache.published.warmth import Holding, Level
 LOG = logging.getLogger(__name__)
 
 _BASE = re.compile('[0-9a-f]{40}')
+# Bases that are named in a report; all are counted.
+_MOST_NAMED = 50
 _LEVELS = {Medium.DISK: Level.DISK, Medium.MEMORY: Level.MEMORY}
 
 
@@ -90,12 +93,23 @@ class PublishedHoldings:
                                 status.st_size]
         return {'images': images, 'needs': self._needs(), 'unsettled': self._unsettled(),
                 'rpc': rpcapi.VERSION, 'certificates_end': self._host.expiry.earliest(),
+                'bases': self._bases_read(),
                 'quotas': {medium.value: limits.quota
                            for medium, limits in self._host.room.limits.items()}}
 
     def _unsettled(self) -> dict[str, Any] | None:
         found = self._unsettled_servers()
         return None if found is None else {**found, 'waiting': self._waiting()}
+
+    def _bases_read(self) -> dict[str, Any]:
+        """Return how bases are read; those that are not answered come first.
+
+        While one is answered its last answer is no part of it: nothing has changed then.
+        """
+        found = sorted(self._host.connections.list_bases(),
+                       key=lambda base: (base.answered is None, base.image_id))
+        return {'bases': len(found), 'named': [list(dataclasses.astuple(base))
+                                               for base in found[:_MOST_NAMED]]}
 
     def _needs(self) -> list[str]:
         """Return the images whose base servers of this host may read, also after a while."""

@@ -1,5 +1,5 @@
-"""A compute host of containers: nova-compute, libvirtd with QEMU, and the gateway have mounts and
-process numbers of their own, and share what the page says."""
+"""A compute host of containers: nova-compute, libvirtd with QEMU, the gateway, and connectors have
+mounts and process numbers of their own, and share what the page says."""
 
 import os
 import re
@@ -53,7 +53,8 @@ def test_they_share_what_the_page_says_and_no_namespace(cloud, host):
     ours = {cloud.layout.instances: '/var/lib/nova', cloud.layout.gateway: '/run/bootcache',
             host.libvirt / 'run': '/run/libvirt',
             cloud.certificates / host.hostname: '/etc/bootcache/pki'}
-    names = {'nova-compute': host.compute, 'libvirt': host.libvirtd, 'gateway': host.gateway_unit}
+    names = {'nova-compute': host.compute, 'libvirt': host.libvirtd, 'gateway': host.gateway_unit,
+             'connectors': host.connectors_unit}
     sees = {name: {ours[path] for path in paths if path in ours}
             for name, paths in containers.shared(cloud, host).items()}
     # libvirt's own folder is no part of the cloud's files for its own container.
@@ -62,7 +63,7 @@ def test_they_share_what_the_page_says_and_no_namespace(cloud, host):
     assert {names[name]: set(re.findall('``(.*?)``', text)) for name, text in told[1:]} == sees
     for kind in ('pid', 'mnt'):
         assert len({os.readlink(f'/proc/{pid}/ns/{kind}') for pid in (
-            'self', *(first(cloud, name) for name in names.values()))}) == 4
+            'self', *(first(cloud, name) for name in names.values()))}) == 5
 
 
 def test_a_server_boots_and_settles(host, tenant, small_image):
@@ -76,7 +77,7 @@ def test_a_server_boots_and_settles(host, tenant, small_image):
     tenant.check(server)
 
 
-@pytest.mark.parametrize('name', ['gateway_unit', 'compute'])
+@pytest.mark.parametrize('name', ['connectors_unit', 'gateway_unit', 'compute'])
 @pytest.mark.parametrize('way', ['restarted', 'killed'])
 def test_a_container_that_is_started_again_leaves_guests_alone(cloud, host, tenant, server, name,
                                                                way):

@@ -99,7 +99,8 @@ def put_in(cloud):
     for host in cloud.hosts:
         cloud.override(host.compute, 'DEFAULT', 'compute_driver', DRIVER)
         cloud.override(host.compute, 'bootcache', 'enabled', None)
-    cloud.restart(*CONTROLLER, STORAGE_SERVICE, TAP, *(host.gateway_unit for host in cloud.hosts))
+    cloud.restart(*CONTROLLER, STORAGE_SERVICE, TAP, *(
+        unit for host in cloud.hosts for unit in (host.connectors_unit, host.gateway_unit)))
     cloud.restart(*(host.compute for host in cloud.hosts))
 
 
@@ -255,14 +256,9 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
         cloud.override(compute, 'bootcache', 'enabled', None)
     cloud.use_driver(STOCK_DRIVER, *cloud.hosts)
     page.skip(NO_SYSTEMD,
-              'systemctl disable --now bootcache-gateway',
-              'rm /etc/systemd/system/bootcache-gateway.service',
-              'rm -rf /etc/systemd/system/bootcache-gateway.service.d /run/bootcache',
-              'systemctl daemon-reload')
-    page.skip(NO_SYSTEMD,
-              'systemctl disable --now bootcache-ceph',
-              'rm /etc/systemd/system/bootcache-ceph.service',
-              'rm -rf /etc/systemd/system/bootcache-ceph.service.d',
+              'systemctl disable --now bootcache-gateway bootcache-connectors',
+              'rm /etc/systemd/system/bootcache-{gateway,connectors}.service',
+              'rm -rf /etc/systemd/system/bootcache-{gateway,connectors}.service.d /run/bootcache',
               'systemctl daemon-reload')
     page.skip(NO_SYSTEMD,
               'systemctl disable --now bootcache-exchange',
@@ -272,7 +268,9 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     for host in cloud.hosts:
         # The folder is a mount of the host's, and stays.
         cloud.stop(host.gateway_unit)
+        cloud.stop(host.connectors_unit)
         assert cloud.gateway_pid(host) is None
+        assert not list(host.gateway.glob('connectors/*.pid')), 'connectors ended with theirs'
         operator.shell(f'rm -rf {shlex.quote(str(host.gateway))}/*')
         operator.shell(f'rm -rf {shlex.quote(str(host.instances))}/_bootcache')
 

@@ -80,8 +80,7 @@ def test_each_unit_has_rules_that_know_its_program_and_its_folders(unit):
     """Also one that came later than the rules."""
     text = unit.read_text()
     profiles = [path.read_text() for path in PROFILES
-                if f'systemctl edit {unit.stem}"' in path.read_text()
-                or re.search(rf'and\n# {unit.stem}, where', path.read_text())]
+                if f'systemctl edit {unit.stem}"' in path.read_text()]
     assert len(profiles) == 1, 'a profile says that it is for it'
     assert re.search(rf'\b{unit.stem}\b', MODULE.read_text()) or unit.stem == 'glance-bootcache'
     program = re.search(r'^ExecStart=(\S+)', text, re.M)[1]
@@ -109,7 +108,8 @@ def test_what_the_storage_service_starts_it_may_start(profile, program):
 
 @pytest.mark.parametrize('register, names, profile', [
     (glance_conf.register_opts, ('state_dir', 'run_dir'), 'glance-bootcache'),
-    (nova_conf.register_opts, ('gateway_run_dir',), 'bootcache-gateway')])
+    (nova_conf.register_opts, ('gateway_run_dir',), 'bootcache-gateway'),
+    (nova_conf.register_opts, ('gateway_run_dir',), 'bootcache-connectors')])
 def test_they_name_the_directories_that_options_do(register, names, profile):
     conf = cfg.ConfigOpts()
     conf([], default_config_files=[], default_config_dirs=[])
@@ -195,6 +195,23 @@ def test_what_the_gateways_unit_runs_around_it_the_profile_allows():
     for program in ('rm', 'sh', 'dash', 'sleep', 'chmod'):
         for right in 'rmx':
             assert allows(rules['bootcache-gateway'], f'/usr/bin/{program}', right), program
+
+
+def test_who_has_the_network_and_the_certificates_has_no_file_of_servers():
+    """And the other way round, on a compute host."""
+    gateway, connectors = ((TOP / 'etc' / 'apparmor' / f'bootcache-{name}').read_text()
+                           for name in ('gateway', 'connectors'))
+    for rule in '  network inet stream,\n', '  /etc/pki/{,**} r,\n', 'abstractions/nameservice':
+        assert rule in connectors and rule not in gateway
+    assert '@{nova_instances}' in gateway and '@{nova_instances}' not in connectors
+    module = MODULE.read_text()
+    for kind, domain in (('cert_t', 'bootcache_connectors_t'),
+                         ('port_t', 'bootcache_connectors_t'),
+                         ('bootcache_cache_t', 'bootcache_gateway_t')):
+        sources = {name for source, target in re.findall(
+            r'^allow (\{[^}]*\}|\w+) (\{[^}]*\}|\w+):', module, re.M)
+            if kind in target for name in re.findall(r'\w+', source)}
+        assert sources & {'bootcache_connectors_t', 'bootcache_gateway_t'} == {domain}, kind
 
 
 def test_selinux_lets_systemd_change_to_domains_under_no_new_privileges():

@@ -199,3 +199,15 @@ def test_a_way_that_cannot_be_opened_leaves_the_one_before(connectors, storage_n
     with pytest.raises(exception.StorageDaemonError):
         connectors.connect(EXPORT, nbd_way('127.0.0.1', free_port(), EXPORT))
     assert connectors.name_of(EXPORT) == before and answer(connectors) is Answer.READ
+
+
+def test_who_looks_whether_the_supervisor_is_there_makes_no_line(connectors, directory):
+    starter = SupervisedStarter(directory, autostart=True)
+    starter.start('0123456789abcdef-0')
+    starter.kill('0123456789abcdef-0')
+    with pytest.raises(exception.StorageDaemonError, match="'x' is no connector's name"):
+        starter.start('x')
+    with open(os.path.join(directory, 'bootcache-connectors.log')) as stream:
+        told = stream.read()
+    assert "start x: 'x' is no connector's name" in told
+    assert "'' is no connector's name" not in told

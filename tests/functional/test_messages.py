@@ -74,6 +74,7 @@ class Neighbours:
                     'upload': {'uploaded': True}, 'abandon': False,
                     'report': {'drop': [IMAGE], 'resend': False},
                     'list_hosts': [{'host': 'one', 'seen': 1.5}],
+                    'host_bases': {'seen': 1.5, 'bases': None},
                     'image_hosts': {'storage': 'disk', 'hosts': []}, 'evict': ['one'],
                     'warm': [{'aggregate': 'racks', 'done': False}],
                     'progress': [{'aggregate': 'racks', 'done': True}]}.get(name)
@@ -159,6 +160,7 @@ def manager(conf):
     ('report_warm', (IMAGE, 'host', 'error', 'no room'),
      ('report', (IMAGE, 'host', 'error', 'no room'), {}), None),
     ('list_hosts', (), ('list_hosts', (), {}), [{'host': 'one', 'seen': 1.5}]),
+    ('host_bases', ('one',), ('host_bases', ('one',), {}), {'seen': 1.5, 'bases': None}),
     ('image_hosts', (IMAGE,), ('image_hosts', (IMAGE,), {}), {'storage': 'disk', 'hosts': []}),
     ('evict_image', (IMAGE, None), ('evict', (IMAGE, None), {}), ['one']),
     ('evict_image', (IMAGE, ['one']), ('evict', (IMAGE, ['one']), {}), ['one']),

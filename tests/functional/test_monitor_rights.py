@@ -16,10 +16,16 @@ from pathlib import Path
 import pytest
 from functional_tools import until
 
+from bootcache import listening
+from bootcache.connectors.supervisor import SupervisedStarter
+
 TOP = Path(__file__).resolve().parents[2]
 # No user of this machine: as nova-compute's.
 NOVA = 42436
 QEMU = 'libvirt-qemu'
+CONNECTOR = '0123456789abcdef-0'
+# The tree, and Python's packages, may be where that user cannot read.
+READS = ('--inh-caps=+dac_read_search', '--ambient-caps=+dac_read_search')
 
 
 def as_user(user, group, *command):
@@ -60,17 +66,17 @@ def started_by_unit(name, directory):
 def started_by_driver(name, directory):
     """A gateway that the driver starts, as nova-compute's user."""
     script = textwrap.dedent(f"""
+        from unittest import mock
         from nova_bootcache.gateway.daemon import Gateway
-        gateway = Gateway({directory!r}, '{directory}/gateway.sock', 5, None, group={QEMU!r})
+        # Nothing is read here.
+        gateway = Gateway({directory!r}, '{directory}/gateway.sock', 5, mock.Mock(), group={QEMU!r})
         gateway.start()
         print(flush=True)
         input()
         gateway.daemon.stop()
     """)
-    # The tree, and Python's packages, may be where that user cannot read.
-    reads = ['--inh-caps=+dac_read_search', '--ambient-caps=+dac_read_search']
     driver = subprocess.Popen(
-        as_user(NOVA, grp.getgrnam(QEMU).gr_gid, *reads, sys.executable, '-W', 'ignore', '-c',
+        as_user(NOVA, grp.getgrnam(QEMU).gr_gid, *READS, sys.executable, '-W', 'ignore', '-c',
                 script),
         cwd=TOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, umask=0o022)
     assert driver.stdout.readline(), 'it has started'
@@ -93,17 +99,50 @@ def reaches(path):
     return done.returncode == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason='becomes other users')
-@pytest.mark.parametrize('name, start, socket, is_served', [
-    ('bootcache-gateway.service', started_by_unit, 'gateway.sock', True),
-    ('gateway', started_by_driver, 'gateway.sock', True),
-    # Only the gateway reads by it.
-    ('bootcache-ceph.service', started_by_unit, 'ceph.nbd', False)])
-def test_qemu_reaches_what_it_reads_by_and_no_monitor(directory, name, start, socket, is_served):
+@pytest.fixture
+def run_dir(directory):
+    """As RuntimeDirectory has it."""
     os.chmod(directory, 0o755)
-    run_dir = f'{directory}/run'
-    os.mkdir(run_dir, 0o755)
-    os.chown(run_dir, NOVA, grp.getgrnam(QEMU).gr_gid)
+    path = f'{directory}/run'
+    os.mkdir(path, 0o755)
+    os.chown(path, NOVA, grp.getgrnam(QEMU).gr_gid)
+    return path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='becomes other users')
+@pytest.mark.parametrize('name, start', [
+    ('bootcache-gateway.service', started_by_unit),
+    ('gateway', started_by_driver)])
+def test_qemu_reaches_what_it_reads_by_and_no_monitor(run_dir, name, start):
     with start(name, run_dir):
-        assert reaches(f'{run_dir}/{socket}') is is_served
-        assert not reaches(f'{run_dir}/{socket.partition(".")[0]}.qmp')
+        assert reaches(f'{run_dir}/gateway.sock')
+        assert not reaches(f'{run_dir}/gateway.qmp')
+
+
+@contextlib.contextmanager
+def connectors_by_unit(directory):
+    """A connector, as systemd and nova-compute's driver start it."""
+    lines = unit('bootcache-connectors.service', directory)
+    assert lines['Group'] == QEMU
+    _program, *arguments = shlex.split(lines['ExecStart'])
+    group = grp.getgrnam(QEMU).gr_gid
+    supervisor = subprocess.Popen(
+        ['setpriv', f'--reuid={NOVA}', f'--regid={group}', '--clear-groups', *READS, sys.executable,
+         '-W', 'ignore', '-m', 'bootcache.connectors.supervisor', *arguments],
+        cwd=TOP, umask=int(lines['UMask'], 8))
+    try:
+        until(lambda: listening.is_served(f'{directory}/connectors.sock'), 'the supervisor')
+        SupervisedStarter(directory, autostart=False).start(CONNECTOR)
+        yield
+    finally:
+        supervisor.terminate()
+        supervisor.wait(60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='becomes other users')
+def test_qemu_reaches_no_connector_and_starts_none(run_dir):
+    """Only the gateway reads by them, and only nova-compute has them started and killed."""
+    with connectors_by_unit(run_dir):
+        for name in ('connectors.sock', f'connectors/{CONNECTOR}.nbd',
+                     f'connectors/{CONNECTOR}.qmp', 'connectors/parked.sock'):
+            assert not reaches(f'{run_dir}/{name}')

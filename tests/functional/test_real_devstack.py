@@ -53,14 +53,16 @@ def test_no_setting_is_lost_to_what_devstack_writes_meanwhile(one):
 
 
 def test_units_are_started_in_their_order(one):
+    connectors = position(one, 'systemctl restart devstack@n-bootcache-connectors.service')
     gateway = position(one, 'systemctl restart devstack@n-bootcache-gateway.service')
     compute = position(one, 'systemctl start devstack@n-cpu.service')
     found = position(one, 'nova-manage', 'discover_hosts')
     service = position(one, 'systemctl restart devstack@g-bootcache.service')
-    assert gateway < compute < found < service
-    unit = (one.root / UNITS / 'devstack@n-bootcache-gateway.service').read_text()
-    assert {'User=stack', 'Group=libvirt-qemu', 'UMask=0077', 'Restart=always'} <= set(
-        unit.splitlines())
+    assert connectors < gateway < compute < found < service
+    for name in 'connectors', 'gateway':
+        unit = (one.root / UNITS / f'devstack@n-bootcache-{name}.service').read_text()
+        assert {'User=stack', 'Group=libvirt-qemu', 'UMask=0077', 'Restart=always'} <= set(
+            unit.splitlines())
 
 
 def test_the_storage_service_is_configured_for_what_there_is(one):
@@ -81,7 +83,8 @@ def test_unstack_and_clean(one):
     """The last test of this node."""
     one.stack('./unstack.sh')
     assert position(one, 'systemctl stop devstack@n-cpu.service') \
-        < position(one, 'systemctl stop devstack@n-bootcache-gateway.service')
+        < position(one, 'systemctl stop devstack@n-bootcache-gateway.service') \
+        < position(one, 'systemctl stop devstack@n-bootcache-connectors.service')
     assert position(one, 'systemctl stop devstack@g-bootcache.service')
     one.stack('./clean.sh')
     # The tree itself and its repository stay; what is in a "bin" is a recorder.
@@ -112,4 +115,5 @@ def test_a_compute_node_with_the_ca_signs_its_own(tmp_path):
     assert node.settings('etc/nova/nova-cpu.conf')['bootcache', 'tls_directory'] \
         == '/opt/stack/data/CA/bootcache/devstack'
     assert not (node.root / UNITS / 'devstack@g-bootcache.service').exists()
-    assert (node.root / UNITS / 'devstack@n-bootcache-gateway.service').exists()
+    for name in 'connectors', 'gateway':
+        assert (node.root / UNITS / f'devstack@n-bootcache-{name}.service').exists()

@@ -20,6 +20,7 @@ from nova_bootcache import conf as nova_conf
 from nova_bootcache.scheduler.filters import BootCacheFilter
 from nova_bootcache.scheduler.weights import BootCacheWeigher
 
+COMPUTES = ['n-bootcache-connectors', 'n-bootcache-gateway']
 GLANCE_IMAGES = '/opt/stack/data/glance/images/'
 
 
@@ -31,7 +32,7 @@ def test_shellcheck():
 
 
 @pytest.mark.parametrize(('services', 'wanted'), [
-    (ALL, ['g-bootcache', 'n-bootcache-gateway']), ('n-cpu', ['n-bootcache-gateway']),
+    (ALL, ['g-bootcache', *COMPUTES]), ('n-cpu', COMPUTES),
     ('g-api,mysql', ['g-bootcache']), ('g-api,postgresql', ['g-bootcache']), ('horizon', []),
     # Another glance-api of the same cloud.
     ('g-api', [])])
@@ -234,12 +235,14 @@ def started(calls: list[list[str]]) -> list[str]:
     return units
 
 
-def test_the_gateway_is_the_unit_with_devstacks_user(tmp_path):
-    """Before nova-compute; its sockets closed but for the one that is QEMU's."""
+@pytest.mark.parametrize('service', COMPUTES)
+def test_what_reads_bases_is_a_unit_with_devstacks_user(tmp_path, service):
+    """Before nova-compute; sockets closed but for the gateway's, which is QEMU's."""
     devstack = Devstack(tmp_path, 'n-cpu', BOOTCACHE_TLS='False')
     calls = devstack.run('stack', 'post-config')
-    assert started(calls) == ['devstack@n-bootcache-gateway.service']
-    unit = devstack.unit('n-bootcache-gateway')
+    # The gateway reads by connectors.
+    assert started(calls) == [f'devstack@{name}.service' for name in COMPUTES]
+    unit = devstack.unit(service)
     assert unit['User'] == getpass.getuser()
     assert unit['Group'] == 'libvirt-qemu'
     assert unit['UMask'] == '0077'
@@ -248,6 +251,15 @@ def test_the_gateway_is_the_unit_with_devstacks_user(tmp_path):
     assert unit['RuntimeDirectory'] == 'bootcache'
     assert 'devstack@n-cpu.service' in unit['Before'].split()
     assert 'nova-compute.service' not in unit['Before'].split()
+
+
+def test_connectors_are_run_where_the_gateway_is(tmp_path):
+    devstack = Devstack(tmp_path, 'n-cpu', BOOTCACHE_TLS='False')
+    devstack.run('stack', 'post-config')
+    unit = devstack.unit('n-bootcache-connectors')
+    assert unit['ExecStart'] == f'{tmp_path}/venv/bin/bootcache-connectors {tmp_path}/gateway'
+    # devstack's programs and certificates may be there.
+    assert 'ProtectHome' not in unit
 
 
 @pytest.mark.parametrize('group', ['kvm', 'others'])
@@ -301,17 +313,19 @@ def test_units_name_no_place_of_a_packages_own(tmp_path):
     devstack.run('stack', 'post-config')
     devstack.run('stack', 'test-config')
     units = sorted((tmp_path / 'systemd').iterdir())
-    assert len(units) == 3
+    assert len(units) == 4
     for unit in units:
         settings = [line for line in unit.read_text().splitlines() if not line.startswith('#')]
         assert not [line for line in settings if re.search(
             '/opt/|nova-compute.service|=(nova|glance)$', line)]
 
 
-def test_unstack_ends_nova_compute_before_its_gateway(tmp_path):
+def test_unstack_ends_nova_compute_before_its_gateway_and_connectors(tmp_path):
     """devstack itself stops Nova only after its plugins."""
     calls = [call[:2] for call in Devstack(tmp_path, 'n-cpu').run('unstack')]
-    assert calls.index(['stop_nova_compute']) < calls.index(['stop_process', 'n-bootcache-gateway'])
+    assert calls.index(['stop_nova_compute']) \
+        < calls.index(['stop_process', 'n-bootcache-gateway']) \
+        < calls.index(['stop_process', 'n-bootcache-connectors'])
 
 
 def test_apparmors_rule_is_written_once_and_taken_away(tmp_path):
@@ -347,7 +361,8 @@ def test_unstack_ends_the_exporters_and_no_other_process(tmp_path, name):
         pidfile = tmp_path / 'run' / f'{name}.pid'
         pidfile.write_text(f'{other.pid}\n')
         calls = devstack.run('unstack')
-        assert names(calls, 'stop_process') == ['g-bootcache', 'n-bootcache-gateway']
+        assert names(calls, 'stop_process') == ['g-bootcache', 'n-bootcache-gateway',
+                                                'n-bootcache-connectors']
         assert other.poll() is None
         pidfile.write_text(f'{exporter.pid}\n')
         devstack.run('unstack')

@@ -19,7 +19,7 @@ from tools.cloud import config
 from tools.cloud.cloud import Cloud, Progress
 from tools.cloud.confine import directives
 from tools.cloud.layout import GLANCE, NOVA, TOOLS, VENV, Host, Layout
-from tools.cloud.processes import port_open
+from tools.cloud.processes import port_open, socket_answers
 from tools.cloud.records import queue_served
 from tools.cloud.services import Service, confined, on_host_command
 
@@ -35,6 +35,7 @@ NOVA_FILTERS = "ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,"\
     "ServerGroupAntiAffinityFilter,ServerGroupAffinityFilter"
 UNITS = TOOLS.parents[1] / "etc" / "systemd"
 GATEWAY_UNIT = UNITS / "bootcache-gateway.service"
+CONNECTORS_UNIT = UNITS / "bootcache-connectors.service"
 PACKAGES = ("bootcache", "glance_bootcache", "nova_bootcache")
 # As a package that is not there, and it notes who asked.
 NO_MODULE = """import os, sys
@@ -47,7 +48,7 @@ raise ModuleNotFoundError(f"No module named {__name__!r}", name=__name__)
 class BootcacheCloud(Cloud):
     """The cloud with bootcache installed; hosts run the stock driver until told otherwise.
 
-    :ivar run_directory: of the gateways' sockets: this path on every host, and Host.gateway from
+    :ivar run_directory: of gateways and connectors: this path on every host, and Host.gateway from
         outside.
     """
 
@@ -84,6 +85,7 @@ class BootcacheCloud(Cloud):
             ready=functools.partial(queue_served, layout, "bootcache"),
         )  # fmt: skip
         for host in layout.hosts:
+            self._services[host.connectors_unit] = connectors(layout, host)
             self._services[host.gateway_unit] = gateway(layout, host)
 
     def configure_bootcache(self) -> None:
@@ -142,6 +144,7 @@ class BootcacheCloud(Cloud):
 
     def _hypervisors(self) -> None:
         super()._hypervisors()
+        self._start_all(*(host.connectors_unit for host in self.hosts))
         self._start_all(*(host.gateway_unit for host in self.hosts))
 
     def configure_nova(self, *wanted: str) -> None:
@@ -242,9 +245,15 @@ class BootcacheCloud(Cloud):
         ).stdout  # fmt: skip
 
     def kill_ceph_readers(self) -> None:
-        """End what has clones open in a Ceph that is gone for good: it waits for that for ever."""
-        for directory in (self.exporter_directory, *(host.gateway for host in self.hosts)):
-            if pid := _daemon_pid(directory / "ceph.pid"):
+        """End what has clones open in a Ceph that is gone for good: it waits for that for ever.
+
+        Of a host these are all of its connectors: bases are read through new ones afterwards.
+        """
+        files = [self.exporter_directory / "ceph.pid"]
+        for host in self.hosts:
+            files += host.gateway.glob("connectors/*.pid")
+        for file in files:
+            if pid := _daemon_pid(file):
                 os.kill(pid, signal.SIGKILL)
 
     def end_exporters(self) -> None:
@@ -301,6 +310,12 @@ while :; do
 done
 """
 
+# For a unit that has nothing but ExecStart.
+RESTARTING_SCRIPT = """
+trap 'kill "$daemon"; wait; exit' TERM
+while :; do "$@" & daemon=$!; wait "$daemon" || :; sleep 1; done
+"""
+
 
 def gateway_script(layout: Layout) -> str:
     """What runs a gateway, by the commands of its unit."""
@@ -319,6 +334,24 @@ def gateway(layout: Layout, host: Host) -> Service:
                         gateway_script(layout)),
         layout.environment(),
         functools.partial(_is_open, host.gateway / "gateway.sock"),
+    )
+
+
+def connectors_command(layout: Layout) -> list[str]:
+    """What runs the supervisor of a host's connectors, by the command of its unit."""
+    program, *arguments = directives(CONNECTORS_UNIT)["ExecStart"].split()
+    return ["sh", "-c", RESTARTING_SCRIPT, "sh", str(VENV / "bin" / Path(program).name),
+            *(word.replace("/run/bootcache", str(layout.gateway)) for word in arguments)]
+
+
+def connectors(layout: Layout, host: Host) -> Service:
+    """The supervisor of a host's connectors, run as its unit says."""
+    return Service(
+        host.connectors_unit,
+        on_host_command(layout, host, *confined(layout, unit=CONNECTORS_UNIT),
+                        *connectors_command(layout)),
+        layout.environment(),
+        functools.partial(socket_answers, host.gateway / "connectors.sock"),
     )
 
 

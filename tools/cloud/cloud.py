@@ -171,7 +171,7 @@ class Cloud:
 
     def of_host(self, host: Host) -> list[str]:
         """The services of a host, in the order in which they start."""
-        names = (host.machine, host.libvirtd, host.gateway_unit, host.compute)
+        names = (host.machine, host.libvirtd, host.connectors_unit, host.gateway_unit, host.compute)
         return [name for name in names if name in self._services]
 
     def power_on(self, host: Host, *without: str) -> None:

@@ -8,15 +8,17 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.cloud.bootcache import GATEWAY_UNIT, BootcacheCloud, gateway_script
+from tools.cloud.bootcache import (
+    CONNECTORS_UNIT,
+    GATEWAY_UNIT,
+    RESTARTING_SCRIPT,
+    BootcacheCloud,
+    connectors_command,
+    gateway_script,
+)
 from tools.cloud.layout import COMPUTE_GROUPS, NOVA, TOOLS, VENV, Host
 from tools.cloud.services import confined, on_host_command
 
-# As libvirt's container has it: what is first in it starts the daemon again, and guests go on.
-LIBVIRT_SCRIPT = """
-trap 'kill "$daemon"; wait; exit' TERM
-while :; do "$@" & daemon=$!; wait "$daemon" || :; sleep 1; done
-"""
 # What no other container sees of libvirt's.
 LIBVIRTS = tuple(Path(f"/{name}/libvirt") for name in ("etc", "var/lib", "var/log", "var/cache"))
 
@@ -31,7 +33,9 @@ def shared(cloud: BootcacheCloud, host: Host) -> dict[str, tuple[Path, ...]]:
     both = (layout.instances, layout.gateway)
     certificates = cloud.certificates / host.hostname
     return {
-        host.libvirtd: both, host.gateway_unit: (*both, certificates),
+        host.libvirtd: both, host.gateway_unit: both,
+        # Its image is nova-compute's.
+        host.connectors_unit: (layout.gateway, certificates, VENV, TOOLS.parents[1]),
         host.compute: (*both, certificates, host.libvirt / "run", host.state, layout.etc,
                        layout.user_home(NOVA), cloud.home / f"lock{host.suffix}", VENV,
                        TOOLS.parents[1])}  # fmt: skip
@@ -40,16 +44,21 @@ def shared(cloud: BootcacheCloud, host: Host) -> dict[str, tuple[Path, ...]]:
 @contextlib.contextmanager
 def contained(cloud: BootcacheCloud, host: Host) -> Iterator[None]:
     """Have a host's services be containers; it has no guest at the begin and at the end."""
-    names = [host.libvirtd, host.gateway_unit, host.compute]
+    names = [host.libvirtd, host.connectors_unit, host.gateway_unit, host.compute]
     before = {name: cloud.service(name) for name in names}
     for name, files in shared(cloud, host).items():
         service = before[name]
         own = [word for word in service.argv if word.startswith("--bind=")]
         closed = [cloud.home, Path("/tmp"), *(LIBVIRTS if name != host.libvirtd else ()),
-                  *([Path("/run/libvirt")] if name == host.gateway_unit else [])]  # fmt: skip
+                  *([Path("/run/libvirt")] if name in (host.connectors_unit, host.gateway_unit)
+                    else [])]  # fmt: skip
         if name == host.libvirtd:
-            start = [*confined(cloud.layout), "sh", "-c", LIBVIRT_SCRIPT, "sh", "libvirtd",
+            # What is first in libvirt's container starts the daemon again, and guests go on.
+            start = [*confined(cloud.layout), "sh", "-c", RESTARTING_SCRIPT, "sh", "libvirtd",
                      "--listen", "-p", "/run/libvirt/libvirtd.pid"]  # fmt: skip
+        elif name == host.connectors_unit:
+            start = [*confined(cloud.layout, unit=CONNECTORS_UNIT),
+                     *connectors_command(cloud.layout)]  # fmt: skip
         elif name == host.gateway_unit:
             start = [*confined(cloud.layout, unit=GATEWAY_UNIT), "sh", "-c",
                      gateway_script(cloud.layout)]  # fmt: skip

@@ -102,6 +102,11 @@ class Host:
         return f"gateway{self.suffix}"
 
     @property
+    def connectors_unit(self) -> str:
+        """Name of the supervisor of its connectors among the services, as its unit runs it."""
+        return f"connectors{self.suffix}"
+
+    @property
     def uuid(self) -> str:
         """The host's UUID for libvirt."""
         return f"b007cac4-e000-4000-8000-{self.number:012d}"
@@ -152,7 +157,7 @@ class Layout:
 
     @property
     def gateway(self) -> Path:
-        """The directory of a host's gateway's sockets, another one on each host."""
+        """The directory of a host's gateway and connectors, another one on each host."""
         return self.run / "bootcache"
 
     @property

@@ -93,6 +93,7 @@ class FakeAPI:
         self.fails = None
         self.refused = {}     # by image, for warm_image and evict_image
         self.hosts = []
+        self.bases = {}       # by host
         self.where = {}       # by image
         self.warming = {}     # by image
         self.images = {}
@@ -107,6 +108,11 @@ class FakeAPI:
         """As StorageAPI.list_hosts."""
         self._note('list_hosts')
         return self.hosts
+
+    def host_bases(self, host):
+        """As StorageAPI.host_bases."""
+        self._note('host_bases', host)
+        return self.bases.get(host)
 
     def image_hosts(self, image_id):
         """As StorageAPI.image_hosts."""

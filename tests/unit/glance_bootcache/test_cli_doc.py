@@ -25,6 +25,8 @@ def test_every_command_has_an_example(name):
 def test_examples_run(cli, example):
     cli.api.images[OTHER] = image(OTHER)
     cli.api.hosts = [{'host': 'compute7', 'seen': 1, 'images': 1, 'bytes': {}, 'quotas': {}}]
+    cli.api.bases['compute7'] = {'seen': 1, 'bases': {'bases': 1, 'named': [
+        [OTHER, '10.0.0.5:10810', 'a-0', 1e9, None]]}}
     cli.api.where[OTHER] = {'storage': 'disk', 'hosts': [held('compute7')], 'exchanged': [
         {'file': 'cache image', 'size': 4, 'to': 'compute7', 'way': 'exchanged', 'copied': 0,
          'got': [['', 4]]}]}

@@ -60,6 +60,26 @@ def test_tables_csv_and_columns(cli):
         '"host","state"', '"one","reporting"', '"two","silent"']
 
 
+def test_how_a_host_reads_bases(cli):
+    cli.api.bases['one'] = {'seen': 2.0, 'bases': {'bases': 4, 'named': [
+        [OTHER, '', '', 1e9, 0.0], [OTHER, '10.0.0.5:10810', 'a-0', 1e9, 1e9 + 1],
+        [IMAGE, 'bootcache/one/base-x', 'b-1', 1e9, None]]}}
+    since = '2001-09-09T01:46:40+00:00'
+    assert [tuple(row.values()) for row in cli.json('host', 'show', 'one')] == [
+        (OTHER, None, None, since, None),
+        (OTHER, '10.0.0.5:10810', 'a-0', since, '2001-09-09T01:46:41+00:00'),
+        (IMAGE, 'bootcache/one/base-x', 'b-1', since, 'now'),
+        (None, '1 more bases', None, None, None)]
+
+
+@pytest.mark.parametrize('told, why', [
+    ({}, 'host one has not reported'), ({'one': {'seen': 2.0, 'bases': None}}, 'does not tell')])
+def test_of_a_host_that_tells_nothing_of_bases_it_is_said(cli, told, why):
+    cli.api.bases = told
+    done = cli('host', 'show', 'one')
+    assert done.code == 1 and why in done.err
+
+
 def test_no_hosts_is_no_error(cli):
     assert cli.json('host', 'list') == []
 

@@ -32,6 +32,25 @@ def test_operators_see_hosts(house):
                    'certificates_end': None}
 
 
+READ = [IMAGE, '10.0.0.5:10810', 'a-0', 900.0, None]
+
+
+@pytest.mark.parametrize('named, known', [
+    ([READ], [READ]), ([[*READ[:4], 950.0]], [[*READ[:4], 950.0]]), ([], []),
+    # Clocks differ.
+    ([[*READ[:3], 1e12, 1e12]], [[*READ[:3], NOW, NOW]]), ([READ] * 99, [READ] * 50),
+    *((wrong, None) for wrong in (
+        [READ[:4]], [['../x', *READ[1:]]], [[*READ[:3], 'x', None]], [[*READ[:4], math.nan]],
+        [[IMAGE, 7, *READ[2:]]], 'x', None))], ids=str)
+def test_how_a_host_reads_bases(house, monkeypatch, named, known):
+    monkeypatch.setattr('time.time', lambda: NOW)
+    assert house.endpoints.host_bases({}, 'one') is None
+    house.table.report('one', {'bases': {'bases': 99, 'named': named}})
+    house.seconds.now += 2
+    assert house.endpoints.host_bases({}, 'one') == {
+        'seen': 2.0, 'bases': None if known is None else {'bases': 99, 'named': known}}
+
+
 @pytest.mark.parametrize('told, known', [
     ('1.9', '1.9'),
     ('x' * 999, None), ('1.8\n', None), (None, None), (1.8, None), (['1.8'], None)], ids=str)

@@ -1,6 +1,7 @@
 """A compute host's tiers: growing stores that no tier can hold, and Nova's own directories."""
 
 import os
+import sys
 
 import pytest
 from test_compute_conf import GIB, refused, tiers
@@ -63,6 +64,13 @@ def test_a_memory_directory_that_is_not_mounted_is_not_made(conf, tmp_path):
                        ' make the directory, and mount a tmpfs there')
     (tmp_path / 'memory').mkdir()
     assert 'mount a tmpfs there' in refused(conf, tmp_path)
+
+
+def test_a_host_without_libnbd_does_not_start(conf, tmp_path, monkeypatch):
+    """Its bases could be read by no way."""
+    monkeypatch.setitem(sys.modules, 'nbd', None)
+    with pytest.raises(ConfigurationError, match='install python3-libnbd'):
+        ComputeHost(conf, str(tmp_path / 'cache'))
 
 
 def test_the_host_refuses_before_anything_is_started(conf, tmp_path):

@@ -55,6 +55,10 @@ class Connectors:
         self.links, self.places, self.running = {}, {}, set()
         self.away, self.silent, self.lost, self.loops = set(), set(), set(), set()
         self.tried, self.kept = [], None
+        self.links_made_at = 1000.0
+
+    def since(self, _export):
+        return self.links_made_at
 
     def socket(self, export):
         return f'/run/bases/{export}'
@@ -121,10 +125,13 @@ class Clones:
     def __init__(self):
         self.is_on, self.has_any, self.made, self.read = True, True, [], set()
 
+    def clone(self, base, origin):
+        return origin.clone(base.image_id, 'p', 'n')
+
     def way(self, base, makes=True):
         if makes:
             self.made.append(base.image_id)
-        return rbd_way(base.rbd.clone(base.image_id, 'p', 'n'), '/c', 'u') if self.has_any else None
+        return rbd_way(self.clone(base, base.rbd), '/c', 'u') if self.has_any else None
 
     def sweep(self, read):
         self.read = {base.image_id for base in read}
@@ -554,3 +561,47 @@ def test_a_base_that_the_host_reads_elsewhere_than_another_is_found_where_it_is(
     house.connectors.away = {NODE}
     house.look()
     assert not house.of.is_read(BASE.export) and house.place(other) == MOVED
+
+
+# What is told of it.
+
+def status(house):
+    return [dataclasses.astuple(one) for one in house.of.list_bases()]
+
+
+def test_how_a_base_is_read_is_told(house, monkeypatch):
+    monkeypatch.setattr('time.time', lambda: 2000.0)
+    assert status(house) == []
+    house.reads(BASE)
+    told = (IMAGE, f'{NODE}:10810', house.name(), 1000.0)
+    assert status(house) == [(*told, None)]
+    house.look()
+    # While it is answered nothing changes: hosts report changes only.
+    monkeypatch.setattr('time.time', lambda: 2003.0)
+    house.look()
+    assert status(house) == [(*told, None)]
+    house.connectors.away.add(NODE)
+    monkeypatch.setattr('time.time', lambda: 2006.0)
+    house.look()
+    assert status(house) == [(IMAGE, '', '', 1000.0, 2003.0)]
+    house.connectors.away.clear()
+    house.look()
+    house.look()
+    assert status(house) == [(*told, None)]
+
+
+def test_a_base_in_ceph_is_told_by_its_clone_also_of_an_earlier_process(house):
+    house.reads(IN_CEPH)
+    told = (IMAGE, ORIGIN.clone(IMAGE, 'p', 'n').path, house.name(), 1000.0, None)
+    assert status(house) == [told]
+    house.of._ways.clear()
+    house.of.reconcile({IN_CEPH.export: IN_CEPH})
+    assert status(house) == [told]
+
+
+def test_of_a_base_that_nobody_reads_nothing_is_kept(house):
+    house.reads(BASE)
+    house.of.reconcile({})
+    house.bases.clear()
+    house.look()
+    assert status(house) == [] and not house.of._ways and not house.of._answered_at

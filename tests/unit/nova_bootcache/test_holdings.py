@@ -14,6 +14,7 @@ from bootcache.tier import Medium, TierLimits
 from glance_bootcache.smallca import SmallCA
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
+from nova_bootcache.gateway.connections import BaseConnections, BaseStatus
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.published import warmth
@@ -46,7 +47,11 @@ class Host:
         self.broken = None
         # The gateway, and what settling knows.
         self.gateway = Neighbour(self, Gateway)
+        self.connections, self.bases = Neighbour(self, BaseConnections), []
         self.serving, self.gateway_error, self.unsettled = set(), None, set()
+
+    def list_bases(self):
+        return self.bases
 
     def served(self):
         if self.gateway_error is not None:
@@ -156,12 +161,25 @@ def test_all_is_told_and_then_only_changes(host, base):
     holdings.exchange()
     everything = {'images': {IMAGE: [1234.5, 'disk', 3, 5], OTHER: [1000.0, 'memory', 0, 5]},
                   'needs': [], 'unsettled': None, 'rpc': rpcapi.VERSION,
-                  'certificates_end': None,
+                  'certificates_end': None, 'bases': {'bases': 0, 'named': []},
                   'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
     assert host.reports == [('host-1', everything), ('host-1', None)]
     host.cache.touch(IMAGE)
     holdings.exchange()
     assert host.reports[-1][1]['images'][IMAGE][0] > 1234.5
+
+
+def test_how_bases_are_read_is_told_and_first_of_those_that_are_not_answered(host, base):
+    host.bases = [BaseStatus(IMAGE, '10.0.0.5:10810', 'a-0', 900.0, None),
+                  BaseStatus(THIRD, '', '', 950.0, 940.0)]
+    holdings = PublishedHoldings(host, base)
+    holdings.exchange()
+    assert host.reports[-1][1]['bases'] == {'bases': 2, 'named': [
+        [THIRD, '', '', 950.0, 940.0], [IMAGE, '10.0.0.5:10810', 'a-0', 900.0, None]]}
+    host.bases = [BaseStatus(IMAGE, 'x', 'a-0', 1.0, None)] * 99
+    holdings.exchange()
+    told = host.reports[-1][1]['bases']
+    assert told['bases'] == 99 and len(told['named']) == 50
 
 
 def test_when_its_certificates_end_is_told_and_again_once_they_are_renewed(host, base, tmp_path):

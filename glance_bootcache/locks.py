@@ -9,6 +9,10 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
     is not reached within 10 s; for 10 s from then on all others end at once. Also the start of a
     daemon that has ended, which may take a minute.
 
+``CLONE``, one a clone
+    looking by which connector it is read, opening it in another one, which may take 30 s, and
+    exchanging its link.
+
 ``STORE``, one for the service
     reading, deciding and writing a manifest, and what is in hand: files of kilobytes, the removal
     of files that a manifest does not name any more, and a look whether a base is there.
@@ -33,6 +37,7 @@ from bootcache import locks
 class ServiceRank(enum.IntEnum):
     """A kind of lock; those with higher numbers are taken later."""
 
+    CLONE = 80
     MONITOR = locks.MONITOR
     STORE = 92
     TIERS = 94

@@ -252,6 +252,15 @@ class Connectors:
                     found.add(errorlog.looping(log.news()))
         return {export for export in found if export is not None}
 
+    def is_running(self, export: str) -> bool:
+        """Tell whether the connector runs that a base is read by."""
+        return self.runs(self.name_of(export))
+
+    def stop(self) -> None:
+        """End all connectors; who reads by them waits."""
+        for name in _names_in(self._directory):
+            self._starter.kill(name)
+
     def keep(self, exports: Iterable[str]) -> None:
         """Forget all but some bases, and end what nobody reads by any more.
 

@@ -1,4 +1,4 @@
-"""The clones that exporters read, open in a daemon of their own: bootcache/ceph/clonedaemon.py."""
+"""The clones that exporters read: each is open in a connector, as bases are on compute hosts."""
 
 import dataclasses
 import time
@@ -13,40 +13,56 @@ from bootcache import exception
 from bootcache.breaker import Breaker
 from bootcache.cacheimage import Base
 from bootcache.ceph import places
-from bootcache.ceph.clonedaemon import CloneDaemon
 from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import Rbd
+from bootcache.connectors import probe
+from bootcache.connectors.connectors import Connectors, LocalStarter
+from bootcache.connectors.probe import Answer
+from bootcache.connectors.ways import rbd_origin, rbd_way
+from bootcache.locks import KeyedLocks
 from bootcache.manifest import Manifest
 from glance_bootcache.ceph.basenode import base_of
+from glance_bootcache.locks import ServiceRank
 
 LOG = logging.getLogger(__name__)
 
-# For which the exporter's reads wait for a daemon that is started anew.
+# For which the exporter's reads wait for a connector that is started anew.
 _RECONNECT_SECONDS = 60
-# After a failure Ceph is not asked for so long where a clone comes from.
-_PAUSE_SECONDS = 60
+# After a failure Ceph is not asked for so long where a clone comes from, and no clone is opened.
+_PAUSE_SECONDS, _OPEN_PAUSE_SECONDS = 60, 10
 # Nor for one of which it has told nothing.
 _AGAIN_SECONDS = 600
 # For which a round of upkeep asks; those that are left come in the next.
 _ROUND_SECONDS = 10
+# A read of a clone that has no answer in that time is tried by another connector.
+_ANSWER_SECONDS = 4
+# A name that no connector has.
+_ANY = '-'
+# For which a clone that gives errors stays closed: longer than exporters wait for it.
+_CLOSED_SECONDS = 120
 
 
-class OpenClones(CloneDaemon):
-    """Opens clones for all exporters; there is one of these, as for any such daemon.
+class OpenClones:
+    """Has clones be read by a connector, for all exporters.
 
     :param conf: configuration of the storage service.
     """
 
     def __init__(self, conf: cfg.ConfigOpts):
         group = conf[bootcache_conf.GROUP]
-        super().__init__(group.run_dir, group.rbd_store_ceph_conf, group.rbd_store_user)
         self._conf = conf
-        self._rbd = Rbd(group.rbd_store_ceph_conf, group.rbd_store_user)
-        self._health = Breaker(1, _PAUSE_SECONDS)
+        self._ceph = group.rbd_store_ceph_conf, group.rbd_store_user
+        self._rbd = Rbd(*self._ceph)
+        self._connectors = Connectors(group.run_dir, LocalStarter(group.run_dir))
+        self._health, self._opening = Breaker(1, _PAUSE_SECONDS), Breaker(1, _OPEN_PAUSE_SECONDS)
+        # Make looking by which connector a clone is read, and changing that, one step.
+        self._locks = KeyedLocks(ServiceRank.CLONE, 'the lock of clone')
         # Of clones that were open, by name; it never becomes another. Each step is atomic.
         self._origins: dict[str, RbdOrigin] = {}
         # Until when those are not asked for of which nothing was told, in monotonic seconds.
         self._untold: dict[str, float] = {}
+        # Until when those stay closed that give errors, in monotonic seconds. Likewise.
+        self._closed: dict[str, float] = {}
 
     def base(self, manifest: Manifest, image_format: str = '') -> Base:
         """Return a manifest's base as the exporter reads it; one that is a clone is open then.
@@ -58,32 +74,80 @@ class OpenClones(CloneDaemon):
         if base.protocol is None:
             return base
         clone = places.clone_of(base.path)
-        if self.open(clone.name, clone):
+        if not self._connectors.is_running(clone.name):
+            self._closed.pop(clone.name, None)
+            self._open(clone)
             self._learn(clone)
         # Else nobody who has a base be served waits for Ceph: ``keep`` asks.
-        return dataclasses.replace(base, protocol=self.node(clone.name, _RECONNECT_SECONDS))
+        return dataclasses.replace(base, protocol={
+            'driver': 'nbd', 'export': clone.name, 'reconnect-delay': _RECONNECT_SECONDS,
+            'server': {'type': 'unix', 'path': self._connectors.socket(clone.name)}})
+
+    def _open(self, clone: RbdClone, beside: str = '') -> None:
+        if not self._opening.may_ask():
+            raise exception.StorageDaemonError(
+                f'{clone.path} cannot be opened: Ceph did not answer just now')
+        try:
+            with self._locks.of(clone.name):
+                self._connectors.connect(clone.name, rbd_way(clone, *self._ceph), beside)
+        except exception.StorageDaemonError as error:
+            if isinstance(error, exception.StorageDaemonBusy):
+                self._opening.failed()
+            else:
+                self._opening.answered()
+            raise
+        self._opening.answered()
 
     def keep(self, served: Iterable[Manifest]) -> None:
-        """Have those clones open that an exporter reads, and no others: see ``keep_open``.
+        """Have those clones be read that an exporter serves, and no others.
+
+        One of which a read has no answer is read by another connector if that has one: Ceph shuts
+        out a client for good that it takes for dead. Else it waits for Ceph.
 
         :param served: the manifests of what the exporters serve.
-        :raises StorageDaemonError: if the daemon does not answer, or one cannot be opened.
+        :raises StorageDaemonError: if one cannot be opened; all others are.
         """
-        clones = [places.clone_of(manifest.made.base_path) for manifest in served
-                  if places.is_clone(manifest.made.base_path)]
-        try:
-            self.keep_open({clone.name: clone for clone in clones})
-        finally:
-            end = time.monotonic() + _ROUND_SECONDS
-            for clone in clones:
-                # Open since before this process, or Ceph did not answer then.
-                if time.monotonic() < end:
-                    self._learn(clone)
-            names = {clone.name for clone in clones}
-            for name in [*self._origins, *self._untold]:
-                if name not in names and not self.is_fresh(name):
-                    self._origins.pop(name, None)
-                    self._untold.pop(name, None)
+        clones = {clone.name: clone for clone in (
+            places.clone_of(manifest.made.base_path) for manifest in served
+            if places.is_clone(manifest.made.base_path))}
+        self._connectors.keep(clones)
+        now, failed = time.monotonic(), None
+        for name in [name for name, until in self._closed.items() if until <= now]:
+            del self._closed[name]
+        answers = probe.read({name: self._connectors.socket(name) for name in clones
+                              if name not in self._closed}, _ANSWER_SECONDS)
+        end = time.monotonic() + _ROUND_SECONDS
+        for name, answer in answers.items():
+            try:
+                if answer is not Answer.READ and time.monotonic() < end:
+                    before = self._connectors.name_of(name)
+                    self._open(clones[name], before if self._connectors.runs(before) else _ANY)
+            except exception.StorageDaemonError as error:
+                failed = error
+        for clone in clones.values():
+            # Open since before this process, or Ceph did not answer then.
+            if time.monotonic() < end:
+                self._learn(clone)
+        for name in {*self._origins, *self._untold} - set(clones):
+            if not self._connectors.name_of(name):
+                self._origins.pop(name, None)
+                self._untold.pop(name, None)
+        if failed is not None:
+            raise failed
+
+    def mend(self) -> None:
+        """Close what gives errors: who reads it, and reconnects, would ask again without end.
+
+        :raises StorageDaemonError: if a connector cannot be ended.
+        """
+        for name in self._connectors.looping(rbd_origin(*self._ceph)):
+            LOG.error('%s cannot be read in Ceph (see the connectors\' logs); it is closed', name)
+            self._closed[name] = time.monotonic() + _CLOSED_SECONDS
+            self._connectors.park(name)
+
+    def stop(self) -> None:
+        """End the connectors; what is read of them waits."""
+        self._connectors.stop()
 
     def _learn(self, clone: RbdClone) -> None:
         """Ask Ceph where a clone comes from, if it is not known."""

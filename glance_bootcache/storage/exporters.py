@@ -376,9 +376,9 @@ class Exporters:
         self._clones.keep(manifest for manifest in manifests
                           if any(each.reads(manifest) for each in readers))
 
-    def mend(self) -> bool:
+    def mend(self) -> None:
         """End what makes reads of bases in Ceph fail: see ``OpenClones.mend``."""
-        return self._clones.mend()
+        self._clones.mend()
 
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""

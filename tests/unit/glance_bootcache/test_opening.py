@@ -7,8 +7,9 @@ import pytest
 from fakes_clock import Clock
 
 from bootcache import exception
-from bootcache.ceph.clonedaemon import CloneDaemon
 from bootcache.ceph.places import RbdOrigin
+from bootcache.connectors import probe
+from bootcache.connectors.connectors import Connectors
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.ceph import opening
 from glance_bootcache.ceph.opening import OpenClones
@@ -51,10 +52,11 @@ def ceph(clock):
 
 @pytest.fixture
 def clones(storage_conf, monkeypatch, ceph):
-    # Stands for the daemon: all are open in it that were opened by an earlier process.
-    monkeypatch.setattr(CloneDaemon, 'is_open', lambda self, export: True)
-    monkeypatch.setattr(CloneDaemon, 'exports', lambda self: set())
-    monkeypatch.setattr(CloneDaemon, 'keep_open', lambda self, wanted, kept=(): None)
+    # Stands for the connector: all are open in it that were opened by an earlier process.
+    monkeypatch.setattr(Connectors, 'is_running', lambda self, export: True)
+    monkeypatch.setattr(Connectors, 'keep', lambda self, exports: None)
+    monkeypatch.setattr(probe, 'read', lambda sockets, seconds: dict.fromkeys(
+        sockets, probe.Answer.READ))
     clones = OpenClones(storage_conf)
     clones._rbd = ceph
     return clones

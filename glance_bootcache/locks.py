@@ -3,15 +3,16 @@
 A thread that has one of them takes only those that stand below it here; it may take again what it
 has. bootcache/locks.py tells whenever that is not so. From above, with what each makes one step:
 
+``CLONES``, one for the service
+    looking by which connector a clone in Ceph is read, having it read by another one, and starting
+    and ending connectors. Who waits for it gives up after 30 s. Ceph was asked for the clone before
+    that: what may wait for it then is ended after seconds, and for 10 s nobody tries again.
+
 ``MONITOR``, one for the exporter, of bootcache/monitor.py
     a group of QMP's commands: looking at what is served, and changing it. Who waits for it gives up
     after 10 s. The first command that is not answered within 30 s ends it, as does a monitor that
     is not reached within 10 s; for 10 s from then on all others end at once. Also the start of a
     daemon that has ended, which may take a minute.
-
-``CLONE``, one a clone
-    looking by which connector it is read, opening it in another one, which may take 30 s, and
-    exchanging its link.
 
 ``STORE``, one for the service
     reading, deciding and writing a manifest, and what is in hand: files of kilobytes, the removal
@@ -37,7 +38,7 @@ from bootcache import locks
 class ServiceRank(enum.IntEnum):
     """A kind of lock; those with higher numbers are taken later."""
 
-    CLONE = 80
+    CLONES = 80
     MONITOR = locks.MONITOR
     STORE = 92
     TIERS = 94

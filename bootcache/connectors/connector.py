@@ -124,7 +124,10 @@ class Connector:
                 if self._digest(entry) not in digests:
                     session.execute('block-export-del', id=entry, mode='hard')
             used = {entry['node-name'] for entry in session.execute('query-block-exports')}
-            for name in self._daemon.nodes() - used:
+            # The common query of nodes reads a little of each that is in Ceph.
+            nodes = {entry['name'] for entry in session.execute('x-debug-query-block-graph')[
+                'nodes'] if entry['type'] == 'block-driver' and not entry['name'].startswith('#')}
+            for name in nodes - used:
                 with contextlib.suppress(exception.StorageDaemonError):
                     # A read that waits keeps it.
                     self._daemon.remove_nodes(name)

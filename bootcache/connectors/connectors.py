@@ -156,8 +156,9 @@ class Connectors:
 
         :param beside: the name of a connector that is not to be used: connections of it are stuck.
         :param only_tries: whether nothing is changed, also if it can be read by that way.
-        :raises StorageDaemonError: if the way cannot be opened, or nothing can be read by it within
-            three seconds; what was there stays.
+        :raises StorageDaemonBusy: if nothing is read by the way within three seconds, or the
+            connector does not answer; what was there stays.
+        :raises StorageDaemonError: if the way cannot be opened, or reads fail; likewise.
         """
         before, was_parked = self.name_of(export), self._is_parked(export)
         name = next(name for name in self._names(way) if name != beside)
@@ -169,7 +170,9 @@ class Connectors:
             steps.reached('connector: opened')
             answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
             if answer is not Answer.READ:
-                raise exception.StorageDaemonError(f'{way.text}: a read of 4 KiB: {answer.value}')
+                fault = exception.StorageDaemonBusy if answer is Answer.SILENT \
+                    else exception.StorageDaemonError
+                raise fault(f'{way.text}: a read of 4 KiB: {answer.value}')
             if before != name and not only_tries:
                 self._link(export, os.path.basename(found.socket))
         except exception.StorageDaemonError:
@@ -243,23 +246,43 @@ class Connectors:
 
         :param origin: of the ways that may give one: an exporter's are seen by its own node.
         """
-        found = set()
+        found = {errorlog.looping(news) for news in self.news(origin).values()}
+        return {export for export in found if export is not None}
+
+    def news(self, origin: str) -> dict[str, bytes]:
+        """Return what the connectors in use have logged since the last look, by their names.
+
+        :param origin: of the ways by which they read.
+        """
+        found = {}
         for name in self._used():
             if name.startswith(f'{origin}-'):
                 log = self._logs.setdefault(
                     name, ErrorLog(Connector(self._directory, name).log_path))
                 with contextlib.suppress(OSError):
-                    found.add(errorlog.looping(log.news()))
-        return {export for export in found if export is not None}
+                    found[name] = log.news()
+        return found
 
     def is_running(self, export: str) -> bool:
-        """Tell whether the connector runs that a base is read by."""
+        """Tell whether the connector runs that a base is read by; it need not have it open."""
         return self.runs(self.name_of(export))
 
+    def touch(self, export: str) -> None:
+        """Have ``keep`` leave a base as it is for two minutes: somebody is about to open it."""
+        with contextlib.suppress(OSError):
+            os.utime(self.socket(export), follow_symlinks=False)
+
+    def end(self, name: str) -> None:
+        """End a connector; who reads by it waits.
+
+        :raises StorageDaemonError: if it cannot be ended.
+        """
+        self._starter.kill(name)
+
     def stop(self) -> None:
-        """End all connectors; who reads by them waits."""
+        """End all connectors, as ``end`` does."""
         for name in _names_in(self._directory):
-            self._starter.kill(name)
+            self.end(name)
 
     def keep(self, exports: Iterable[str]) -> None:
         """Forget all but some bases, and end what nobody reads by any more.

@@ -43,12 +43,14 @@ class _Read:
 
     :param path: of the unix socket, or of a link to it.
     :param export: the name of what is read.
+    :param only_greets: whether nothing is read when a connection has come about.
     """
 
-    def __init__(self, path: str, export: str):
+    def __init__(self, path: str, export: str, only_greets: bool):
         # Debian's python3-libnbd.
         import nbd
         self._nbd = nbd
+        self._only_greets = only_greets
         self._handle: Any = nbd.NBD()
         self._handle.set_export_name(export)
         self._buffer = nbd.Buffer(_BYTES)
@@ -85,6 +87,9 @@ class _Read:
         elif events:
             self.answer = Answer.FAILED
         if self._cookie is None and self._handle.aio_is_ready():
+            if self._only_greets:
+                self.answer = Answer.READ
+                return
             self._begin()
         if self._cookie is not None and self._handle.aio_command_completed(self._cookie):
             if self._places == _MOST_PLACES or any(self._buffer.to_bytearray()):
@@ -101,15 +106,17 @@ class _Read:
         self._places += 1
 
 
-def read(sockets: Mapping[str, str], seconds: float) -> dict[str, Answer]:
+def read(sockets: Mapping[str, str], seconds: float,
+         only_greets: bool = False) -> dict[str, Answer]:
     """Read 4 KiB of data of each of some bases at once, each at a place drawn anew.
 
     Blocks its thread, also under eventlet.
 
     :param sockets: where they are read, by the names of their exports.
     :param seconds: after which those that have no answer are silent.
+    :param only_greets: whether to connect is enough: what is behind a connector may be away.
     """
-    reads = {export: _Read(path, export) for export, path in sockets.items()}
+    reads = {export: _Read(path, export, only_greets) for export, path in sockets.items()}
     deadline = time.monotonic() + min(seconds, _MOST_SECONDS)
     while waiting := [one for one in reads.values() if one.answer is None]:
         left = deadline - time.monotonic()

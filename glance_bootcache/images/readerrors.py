@@ -101,7 +101,8 @@ class ReadErrors:
             export = log.looping()
             if export is not None and self._exporter.may_serve(path, export):
                 self._take_out(export)
-        self._exporter.mend()
+        if self._exporter.mend():
+            self._exporter.keep_open(self._store.manifests())
 
     def hash_changed(self) -> None:
         """Hash bases again whose files are other ones than were verified; meanwhile none of them

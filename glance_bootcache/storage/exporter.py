@@ -221,6 +221,11 @@ class Exporter:
         """Whether there is a daemon now."""
         return self._daemon.runs
 
+    @property
+    def has_told(self) -> bool:
+        """Whether the daemon has told what it serves, or there is none."""
+        return not self.runs or self._looked_at == self._daemon.pid()
+
     def may_serve(self, image_id: str) -> bool:
         """Tell whether an image, or an export, may be served; without asking QEMU."""
         return self._looked_at is None or self._looked_at != self._daemon.pid() \

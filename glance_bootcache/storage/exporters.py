@@ -373,12 +373,14 @@ class Exporters:
         :param manifests: all that there are.
         """
         readers = [self.common, *self._all_own()]
-        self._clones.keep(manifest for manifest in manifests
-                          if any(each.reads(manifest) for each in readers))
+        # What one serves that has not answered yet since this process runs is not known.
+        may_end = all(each.has_told for each in readers)
+        self._clones.keep((manifest for manifest in manifests
+                           if any(each.reads(manifest) for each in readers)), may_end)
 
-    def mend(self) -> None:
+    def mend(self) -> bool:
         """End what makes reads of bases in Ceph fail: see ``OpenClones.mend``."""
-        self._clones.mend()
+        return self._clones.mend()
 
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""

@@ -25,9 +25,10 @@ from oslo_concurrency import processutils
 
 from bootcache import cacheimage, exception, qemuimg
 from bootcache import conf as bootcache_conf
-from bootcache.ceph import clonedaemon, places, rbd
+from bootcache.ceph import places, rbd
 from bootcache.ceph.places import RbdClone
 from bootcache.ceph.rbd import Rbd
+from bootcache.connectors import connectors
 from bootcache.workingset import Extent
 from glance_bootcache import startchecks
 from glance_bootcache.ceph.basenode import base_of
@@ -82,7 +83,7 @@ def test_glance_deletes_an_image_while_it_is_read(ceph_conf, glance_store, ceph_
     ceph_exporter.keep_open([manifest])
     CephBases(ceph_conf).sweep(lambda image_id, path: False)
     assert clones(glance_store, facts), 'one that was opened just now may be read soon'
-    monkeypatch.setattr(clonedaemon, '_FRESH_SECONDS', 0)
+    monkeypatch.setattr(connectors, '_FRESH_SECONDS', 0)
 
     def gone():
         ceph_exporter.keep_open([manifest])

@@ -14,11 +14,24 @@ from glance_rbd import MIB, SIZE, connected, content_of, go_on, obtained, served
 from bootcache import exception
 from bootcache.ceph import places
 from bootcache.ceph.rbd import Rbd
+from bootcache.connectors import connector
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import startchecks
 from glance_bootcache.ceph import opening
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.storage.exporters import Exporters
+
+
+def connector_of(exporters, manifest):
+    """Return the daemon of the connector by which the exporters read a base."""
+    connectors = exporters._clones._connectors
+    return connector.daemon(connectors._directory, connectors.name_of(
+        places.clone_of(manifest.made.base_path).name), autostart=False)
+
+
+def kill(daemon):
+    os.kill(daemon.pid(), signal.SIGKILL)
+    until(lambda: daemon.pid() is None, 'the end of the daemon')
 
 
 def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ceph_image,
@@ -48,15 +61,13 @@ def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ce
     reader.shutdown()
 
 
-def test_the_daemon_that_has_clones_open_is_killed(ceph_conf, ceph_image, ceph_exporter):
+def test_the_connector_is_killed(ceph_conf, ceph_image, ceph_exporter):
     path, facts = ceph_image
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
     reader = connected(ceph_conf, manifest.made.base_export)
     assert reader.pread(4096, 0) == content_of(path)[:4096]
-    daemon = ceph_exporter._clones._daemon
-    os.kill(daemon.pid(), signal.SIGKILL)
-    until(lambda: daemon.pid() is None, 'the end of the daemon')
+    kill(connector_of(ceph_exporter, manifest))
     read = []
     thread = threading.Thread(target=lambda: read.append(reader.pread(MIB, 9 * MIB)))
     thread.start()
@@ -72,9 +83,7 @@ def test_a_clone_that_is_gone_keeps_no_other_one_closed(ceph_conf, ceph_image, c
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
     reader = connected(ceph_conf, manifest.made.base_export)
-    daemon = ceph_exporter._clones._daemon
-    os.kill(daemon.pid(), signal.SIGKILL)
-    until(lambda: daemon.pid() is None, 'the end of the daemon')
+    kill(connector_of(ceph_exporter, manifest))
     gone = [manifest.making(base_path=f'{manifest.made.base_path[:-8]}{number:08x}')
             for number in range(2)]
     with pytest.raises(exception.StorageDaemonError, match='No such file'):
@@ -88,9 +97,8 @@ def test_the_exporter_is_killed_as_well(ceph_conf, ceph_image, ceph_exporter):
     path, facts = ceph_image
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
-    for daemon in ceph_exporter.common._daemon, ceph_exporter._clones._daemon:
-        os.kill(daemon.pid(), signal.SIGKILL)
-        until(lambda daemon=daemon: daemon.pid() is None, 'the end of the daemon')
+    kill(ceph_exporter.common._daemon)
+    kill(connector_of(ceph_exporter, manifest))
     # Locks that are taken out of their turn fail the test.
     ceph_exporter.ensure(manifest, None)
     assert served(ceph_conf, manifest.made.base_export) == content_of(path)
@@ -101,13 +109,13 @@ def test_a_storage_service_that_starts_again_finds_what_is_open(ceph_conf, ceph_
     path, facts = ceph_image
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
-    pid = ceph_exporter._clones._daemon.pid()
+    pid = connector_of(ceph_exporter, manifest).pid()
     later = Exporters(ceph_conf, f'{directory}/clients.json')
     assert not later.start()
     later.keep_open([manifest])
     later.ensure(manifest, None)
     assert served(ceph_conf, manifest.made.base_export) == content_of(path)
-    assert later._clones._daemon.pid() == pid
+    assert connector_of(later, manifest).pid() == pid
 
 
 def test_while_ceph_is_away(ceph_conf, glance_store, ceph_image, ceph_exporter, directory, caplog):
@@ -133,7 +141,7 @@ def test_while_ceph_is_away(ceph_conf, glance_store, ceph_image, ceph_exporter, 
     Exporters(ceph_conf, f'{directory}/clients.json').ensure(manifest, None)
 
 
-def test_ceph_shuts_the_daemon_out(ceph_conf, glance_store, ceph_image, ceph_exporter):
+def test_ceph_shuts_the_connector_out(ceph_conf, glance_store, ceph_image, ceph_exporter):
     path, facts = ceph_image
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
@@ -167,17 +175,20 @@ def test_a_clone_that_cannot_be_read_disturbs_no_other(ceph_conf, glance_store, 
     other_facts = glance_store.add(str(uuid.uuid4()), second)
     other = obtained(ceph_conf, other_facts)
     ceph_exporter.ensure(other, None)
-    daemon = ceph_exporter._clones._daemon
+    daemon = connector_of(ceph_exporter, manifest)
     name = places.clone_of(manifest.made.base_path).name
-    node = daemon.exports()[name]
+    assert connector_of(ceph_exporter, other).pid() == daemon.pid()
     # In Ceph's place something that gives errors.
-    daemon.remove_export(name, disconnect=True)
-    daemon.remove_nodes(node)
-    daemon.add_nodes({'driver': 'blkdebug', 'node-name': node, 'read-only': True,
-                      'image': {'driver': 'null-co', 'size': SIZE, 'read-only': True},
-                      'inject-error': [{'event': 'none', 'iotype': 'read', 'errno': 5,
-                                        'once': False}]})
-    daemon.add_export(name, node)
+    entry = f'c{connector.digest(name)}-0'
+    daemon.remove_export(entry, disconnect=True)
+    daemon.remove_nodes(f'{entry[:25]}-0')
+    with daemon.session() as session:
+        session.execute('blockdev-add', **{
+            'driver': 'blkdebug', 'node-name': f'{entry[:25]}-0', 'read-only': True,
+            'image': {'driver': 'null-co', 'size': SIZE, 'read-only': True},
+            'inject-error': [{'event': 'none', 'iotype': 'read', 'errno': 5, 'once': False}]})
+        session.execute('block-export-add', type='nbd', id=entry, node_name=f'{entry[:25]}-0',
+                        name=name)
     pid = daemon.pid()
     reader, failed = connected(ceph_conf, manifest.made.base_export), []
 
@@ -189,9 +200,14 @@ def test_a_clone_that_cannot_be_read_disturbs_no_other(ceph_conf, glance_store, 
 
     thread = threading.Thread(target=read)
     thread.start()
-    until(lambda: ceph_exporter.mend() or name not in daemon.exports(), 'the end of the export')
+    def is_closed():
+        assert not ceph_exporter.mend()
+        return entry not in daemon.exports()
+
+    until(is_closed, 'the end of the export')
     ceph_exporter.keep_open([manifest, other])
-    assert name not in daemon.exports() and daemon.pid() == pid
+    assert not ceph_exporter._clones._connectors.name_of(name)
+    assert connector_of(ceph_exporter, other).pid() == pid
     assert served(ceph_conf, other.made.base_export) == content_of(second)
     # Its readers get the error when the exporter has waited for it.
     thread.join(180)

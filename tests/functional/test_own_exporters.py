@@ -21,7 +21,8 @@ from glance_rbd import content_of, obtained
 from storage_node import IMAGE, MIB, content
 
 from bootcache import certificates, exception, tls
-from bootcache.ceph import clonedaemon
+from bootcache.ceph import places
+from bootcache.connectors import connector, connectors
 from bootcache.workingset import Extent
 from glance_bootcache import smallca
 from glance_bootcache.storage.clients import Client
@@ -368,12 +369,16 @@ def test_logs_of_all_are_looked_at(node, one, other):
 
 def test_a_base_in_ceph_is_open_for_as_long_as_one_of_them_serves_it(ceph_conf, ceph_image, node,
                                                                      one, other, monkeypatch):
-    monkeypatch.setattr(clonedaemon, '_FRESH_SECONDS', 0)
+    monkeypatch.setattr(connectors, '_FRESH_SECONDS', 0)
     path, facts = ceph_image
     manifest, exporters = obtained(ceph_conf, facts), node.exporter
     exporters.ensure(manifest, None, [exporters.know(host.name, host.certificate)
                                       for host in (one, other)])
-    clones = exporters._clones._daemon
+    clones = exporters._clones._connectors
+    name = places.clone_of(manifest.made.base_path).name
+
+    def daemon():
+        return connector.daemon(clones._directory, clones.name_of(name), autostart=False)
 
     def reads(host):
         answer = exporters.describe(manifest, host.certificate)
@@ -388,13 +393,13 @@ def test_a_base_in_ceph_is_open_for_as_long_as_one_of_them_serves_it(ceph_conf, 
         until(lambda: exporters._of(host.certificate).retire(facts.image_id, with_base=True),
               'the end of its connection')
 
-    assert reads(one) and reads(other) and len(clones.exports()) == 1
+    assert reads(one) and reads(other) and len(daemon().exports()) == 1
     gives_up(one)
     # What is read by the other one is opened again.
-    os.kill(clones.pid(), signal.SIGKILL)
-    until(lambda: clones.pid() is None, 'its end')
+    os.kill(daemon().pid(), signal.SIGKILL)
+    until(lambda: not clones.is_running(name), 'its end')
     exporters.keep_open([manifest])
-    assert reads(other) and len(clones.exports()) == 1
+    assert reads(other) and len(daemon().exports()) == 1
     gives_up(other)
     exporters.keep_open([manifest])
-    assert clones.exports() == {}
+    assert not clones.name_of(name) and not os.listdir(clones._directory)

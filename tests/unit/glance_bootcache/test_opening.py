@@ -55,7 +55,7 @@ def clones(storage_conf, monkeypatch, ceph):
     # Stands for the connector: all are open in it that were opened by an earlier process.
     monkeypatch.setattr(Connectors, 'is_running', lambda self, export: True)
     monkeypatch.setattr(Connectors, 'keep', lambda self, exports: None)
-    monkeypatch.setattr(probe, 'read', lambda sockets, seconds: dict.fromkeys(
+    monkeypatch.setattr(probe, 'read', lambda sockets, seconds, only_greets=False: dict.fromkeys(
         sockets, probe.Answer.READ))
     clones = OpenClones(storage_conf)
     clones._rbd = ceph

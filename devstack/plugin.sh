@@ -363,7 +363,7 @@ function start_bootcache_exchange {
 # The exporters, and what opens bases and snapshots, outlive the storage service on purpose; here they go too.
 function stop_bootcache_exporters {
     local pidfile pid
-    for pidfile in "$BOOTCACHE_SERVICE_RUN_DIR"/{exporter*,ceph,snapshots}.pid; do
+    for pidfile in "$BOOTCACHE_SERVICE_RUN_DIR"/{exporter*,snapshots,connectors/*}.pid; do
         pid=$(cat "$pidfile" 2>/dev/null || true)
         if [[ -n "$pid" ]] && grep -qsF "${pidfile%.pid}.qmp" "/proc/$pid/cmdline"; then
             sudo kill "$pid" || true

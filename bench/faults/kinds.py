@@ -22,7 +22,7 @@ class Act(enum.StrEnum):
 
 
 HOST, STORAGE, GATEWAY, EXPORTER, READER = 'host', 'storage', 'gateway', 'exporter', 'reader'
-# The host's daemon that has clones open, and the storage node's.
+# The connector in Ceph: the host's, and the storage node's.
 CLONES, NODES_CLONES = 'clones', 'node\'s clones'
 # The machine of whoever comes to the step, or its process.
 SELF = 'self'

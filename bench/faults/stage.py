@@ -36,8 +36,7 @@ from bootcache.connectors import supervisor
 from bootcache.connectors.ways import rbd_origin
 
 _FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
-_PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid',
-         NODES_CLONES: 'r/ceph.pid'}
+_PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid'}
 # Options that are the storage service's; all others are the host's.
 _OF_STORAGE = 'profile_boots', 'compression'
 _RESTART_SECONDS = 0.3
@@ -327,10 +326,12 @@ class Stage:
             origin = rbd_origin(ours['base_rbd_ceph_conf'], ours['base_rbd_user']) if ours else '-'
             return next((pid for connector, pid in self._connectors().items()
                          if connector.startswith(origin)), None)
+        if name == NODES_CLONES:
+            return next(iter(self._connectors('r').values()), None)
         return _read_pid(self.root / _PIDS[name])
 
-    def _connectors(self) -> dict[str, int]:
-        return {path.stem: pid for path in (self.root / 'g/connectors').glob('*.pid')
+    def _connectors(self, run_dir: str = 'g') -> dict[str, int]:
+        return {path.stem: pid for path in sorted((self.root / run_dir / 'connectors').glob('*.pid'))
                 if (pid := _read_pid(path)) is not None}
 
     def _link(self, state: str) -> None:
@@ -364,7 +365,7 @@ class Stage:
         known = {worker.pid for worker in self._workers.values()} | self._exchanges.pids() \
             | self.ceph.pids()
         known |= {pid for pid in map(self._pid, _PIDS) if pid is not None}
-        known |= set(self._connectors().values())
+        known |= {*self._connectors().values(), *self._connectors('r').values()}
         if self._way is not None and self._way.pid is not None:
             known.add(self._way.pid)
         found = []

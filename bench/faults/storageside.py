@@ -26,7 +26,7 @@ from bench.faults import bus
 from bench.replay import netns
 from bootcache import conf as bootcache_conf
 from bootcache import properties, rpcapi
-from bootcache.ceph import clonedaemon
+from bootcache.connectors import connectors
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import service
@@ -187,7 +187,7 @@ class StorageSide:
                 'storage_memory_directory': f'{directory}/memory',
                 'storage_memory_quota': '64MiB', **options}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)
-        cephbases._SWEEP_SECONDS = clonedaemon._FRESH_SECONDS = 5
+        cephbases._SWEEP_SECONDS = connectors._FRESH_SECONDS = 5
         without_bus: tuple[tuple[Any, str, Any], ...] = (
             (service, 'get_listener', self._listener),
             (rpcapi, 'get_transport', lambda conf: None))

@@ -280,5 +280,7 @@ class Node:
         for exporter in (self.exporter, *self._direct.values(),
                          *(exporter for exporter, _clones in self._in_ceph.values())):
             exporter.stop()
+        for _exporter, clones in self._in_ceph.values():
+            clones.stop()
         with contextlib.suppress(FileNotFoundError):
             self.log.unlink()

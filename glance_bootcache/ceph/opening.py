@@ -186,12 +186,6 @@ class OpenClones:
             places.clone_of(manifest.made.base_path) for manifest in served
             if places.is_clone(manifest.made.base_path))}
         failed: exception.StorageDaemonError | None = None
-        if may_end:
-            try:
-                with self._alone():
-                    self._connectors.keep(clones)
-            except exception.StorageDaemonError as error:
-                failed = error
         self._forget(clones)
         for name, before in self._unread(clones).items():
             try:
@@ -200,6 +194,12 @@ class OpenClones:
                 self._exchanged_at[name] = time.monotonic()
             except exception.StorageDaemonError as error:
                 failed, self._failed_at[name] = error, time.monotonic()
+        if may_end:
+            try:
+                with self._alone():
+                    self._connectors.keep(clones)
+            except exception.StorageDaemonError as error:
+                failed = error
         end = time.monotonic() + _ROUND_SECONDS
         for clone in clones.values():
             # Open since before this process, or Ceph did not answer then.

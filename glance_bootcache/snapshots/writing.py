@@ -1,9 +1,9 @@
 """The daemon that has snapshots open while they are written.
 
 Exporters read and write them by NBD on a unix socket, and have none of their nodes themselves: one
-in Ceph waits for Ceph in the thread that does everything else, as clonedaemon.py tells, and what a
-host writes into a file goes through QEMU's drivers for it. A daemon that hangs is ended: those that
-are being sent then go stock Nova's way.
+in Ceph waits for Ceph in the thread that does everything else, as bootcache/connectors/connector.py
+tells, and what a host writes into a file goes through QEMU's drivers for it. A daemon that hangs is
+ended: those that are being sent then go stock Nova's way.
 """
 
 import contextlib

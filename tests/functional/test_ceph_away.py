@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import uuid
+from concurrent import futures
 
 import nbd
 import pytest
@@ -15,6 +16,7 @@ from bootcache import exception
 from bootcache.ceph import places
 from bootcache.ceph.rbd import Rbd
 from bootcache.connectors import connector
+from bootcache.connectors.probe import Answer
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import startchecks
 from glance_bootcache.ceph import opening
@@ -43,6 +45,9 @@ def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ce
     image_id = str(uuid.uuid4())
     other = Manifest(image_id, Standing.DONE, made=Made(
         base_path=file, base_export=f'base-{image_id}', image_format='raw', virtual_bytes=MIB))
+    second_facts = glance_store.add(str(uuid.uuid4()), file)
+    second = obtained(ceph_conf, second_facts)
+    pid = connector_of(ceph_exporter, manifest).pid()
     reader, read = connected(ceph_conf, manifest.made.base_export), []
     thread = threading.Thread(target=lambda: read.append(reader.pread(MIB, 9 * MIB)))
     glance_store.ceph.end('osd.0')
@@ -53,11 +58,63 @@ def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ce
         assert served(ceph_conf, other.made.base_export) == content_of(file)
         assert ceph_exporter.retire(other.image_id, with_base=True)
         assert ceph_exporter.common._daemon.nodes()
+        # Whoever wants another clone, and upkeep, leave those be that wait.
+        with pytest.raises(exception.StorageDaemonError, match='cannot be opened'):
+            ceph_exporter.ensure(second, None)
+        with pytest.raises(exception.StorageDaemonError, match='cannot be opened'):
+            ceph_exporter.keep_open([manifest])
+        assert connector_of(ceph_exporter, manifest).pid() == pid
+        # What is open is given to an exporter that has it not yet.
+        assert ceph_exporter._clones.base(manifest).protocol
         assert thread.is_alive() and not read
     finally:
         glance_store.ceph.start_osd(0)
     thread.join(120)
     assert read == [content_of(path)[9 * MIB:10 * MIB]]
+    reader.shutdown()
+    glance_store.delete(second_facts.image_id)
+
+
+def test_clones_that_are_opened_at_the_same_time_share_a_connector(ceph_conf, glance_store,
+                                                                  ceph_image, ceph_exporter,
+                                                                  make_base, directory):
+    path, facts = ceph_image
+    second = make_base(f'{directory}/second', MIB, [(0, MIB, 'data')])
+    others = [glance_store.add(str(uuid.uuid4()), second) for _number in range(3)]
+    manifests = [obtained(ceph_conf, each) for each in (facts, *others)]
+    with futures.ThreadPoolExecutor(len(manifests)) as workers:
+        list(workers.map(lambda manifest: ceph_exporter.ensure(manifest, None), manifests))
+    assert len({connector_of(ceph_exporter, manifest).pid() for manifest in manifests}) == 1
+    for manifest, file in zip(manifests, (path, second, second, second), strict=True):
+        assert served(ceph_conf, manifest.made.base_export) == content_of(file)
+    # One that another clone has had started again does not have these open.
+    kill(connector_of(ceph_exporter, manifests[0]))
+    clones = ceph_exporter._clones
+    for manifest in manifests:
+        clones.base(manifest)
+        assert clones._greeting(places.clone_of(manifest.made.base_path).name) is Answer.READ
+    for each in others:
+        glance_store.delete(each.image_id)
+
+
+def test_a_connector_that_is_frozen_is_replaced(ceph_conf, ceph_image, ceph_exporter):
+    path, facts = ceph_image
+    manifest = obtained(ceph_conf, facts)
+    ceph_exporter.ensure(manifest, None)
+    reader, read = connected(ceph_conf, manifest.made.base_export), []
+    before = connector_of(ceph_exporter, manifest)
+    pid = before.pid()
+    os.kill(pid, signal.SIGSTOP)
+    thread = threading.Thread(target=lambda: read.append(reader.pread(MIB, 9 * MIB)))
+    thread.start()
+    ceph_exporter.keep_open([manifest])
+    thread.join(120)
+    assert read == [content_of(path)[9 * MIB:10 * MIB]]
+    assert before.pid() is None and connector_of(ceph_exporter, manifest).pid() != pid
+    # As for an exporter that is to have it for the first time.
+    os.kill(connector_of(ceph_exporter, manifest).pid(), signal.SIGSTOP)
+    ceph_exporter._clones.base(manifest)
+    assert reader.pread(MIB, 8 * MIB) == content_of(path)[8 * MIB:9 * MIB]
     reader.shutdown()
 
 

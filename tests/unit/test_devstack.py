@@ -351,10 +351,12 @@ def test_the_samples_branch_is_the_repositorys():
         assert lines and {branch for _url, branch in lines} == {' main'}
 
 
-@pytest.mark.parametrize('name', ['exporter', 'exporter-10820', 'ceph', 'snapshots'])
+@pytest.mark.parametrize('name', ['exporter', 'exporter-10820', 'snapshots',
+                                  'connectors/0123456789abcdef-0'])
 def test_unstack_ends_the_exporters_and_no_other_process(tmp_path, name):
     devstack = Devstack(tmp_path, ALL)
     monitor = tmp_path / 'run' / f'{name}.qmp'
+    monitor.parent.mkdir(parents=True, exist_ok=True)
     exporter = subprocess.Popen(['python3', '-c', 'import time; time.sleep(60)', str(monitor)])
     other = subprocess.Popen(['sleep', '60'])
     try:

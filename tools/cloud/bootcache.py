@@ -247,14 +247,13 @@ class BootcacheCloud(Cloud):
     def kill_ceph_readers(self) -> None:
         """End what has clones open in a Ceph that is gone for good: it waits for that for ever.
 
-        Of a host these are all of its connectors: bases are read through new ones afterwards.
+        These are all connectors, also a host's to storage nodes: bases are read through new ones
+        afterwards.
         """
-        files = [self.exporter_directory / "ceph.pid"]
-        for host in self.hosts:
-            files += host.gateway.glob("connectors/*.pid")
-        for file in files:
-            if pid := _daemon_pid(file):
-                os.kill(pid, signal.SIGKILL)
+        for directory in self.exporter_directory, *(host.gateway for host in self.hosts):
+            for file in directory.glob("connectors/*.pid"):
+                if pid := _daemon_pid(file):
+                    os.kill(pid, signal.SIGKILL)
 
     def end_exporters(self) -> None:
         """End all exporters, which outlive the storage service."""

@@ -331,7 +331,8 @@ class Stage:
         return _read_pid(self.root / _PIDS[name])
 
     def _connectors(self, run_dir: str = 'g') -> dict[str, int]:
-        return {path.stem: pid for path in sorted((self.root / run_dir / 'connectors').glob('*.pid'))
+        found = sorted((self.root / run_dir / 'connectors').glob('*.pid'))
+        return {path.stem: pid for path in found
                 if (pid := _read_pid(path)) is not None}
 
     def _link(self, state: str) -> None:

@@ -20,7 +20,7 @@ from functional_tools import free_port, until
 from glance_rbd import content_of, obtained
 from storage_node import IMAGE, MIB, content
 
-from bootcache import certificates, exception, tls
+from bootcache import certificates, exception, naming, tls
 from bootcache.ceph import places
 from bootcache.connectors import connector, connectors
 from bootcache.workingset import Extent
@@ -218,15 +218,16 @@ def test_a_server_reads_on_through_crash_and_restart(node, one, storage_conf, ho
     compare(f'{directory}/disk', node)
     assert host.service.named == {('host-1', one.certificate)}
     handle = through_gateway(host, f'base-{IMAGE}')
-    place = host.gateway.present([IMAGE])[IMAGE].place
-    assert place.port == host.service.frozen['server'][1]
+    address, port = host.service.frozen['server']
+    [base] = host.connections.list_bases()
+    assert (base.image_id, base.way) == (IMAGE, naming.tcp_address(address, port))
     # The storage service is started anew, as its host's servers run: it needs the image.
     again = Exporters(storage_conf, f'{directory}/clients.json')
     assert not again.start()
-    assert {client.port for client in again._own} == {place.port}
-    pid = again._own[Client(one.certificate, place.port)]._daemon.pid()
+    assert {client.port for client in again._own} == {port}
+    pid = again._own[Client(one.certificate, port)]._daemon.pid()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not again._own[Client(one.certificate, place.port)].runs, 'its end')
+    until(lambda: not again._own[Client(one.certificate, port)].runs, 'its end')
     again.start()
     again.ensure(node.manifest, node.cache_path, again.of_hosts(['compute-1']))
     node.exporter = again

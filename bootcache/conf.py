@@ -5,11 +5,11 @@ import os
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from bootcache import listening
 from bootcache.exception import ConfigurationError
 
 LOG = logging.getLogger(__name__)
 
-_SOCKET_BYTES = 107
 GROUP = 'bootcache'
 
 opts = [
@@ -239,9 +239,9 @@ def check_sockets(conf: cfg.ConfigOpts) -> None:
     """
     for option in 'gateway_socket', 'exchange_socket':
         path = conf[GROUP][option]
-        if not os.path.isabs(path) or len(os.fsencode(path)) > _SOCKET_BYTES:
+        if not os.path.isabs(path) or len(os.fsencode(path)) > listening.PATH_BYTES:
             raise ConfigurationError(f'[{GROUP}]{option}={path} is no absolute path of at most'
-                                     f' {_SOCKET_BYTES} bytes; give one that begins with /')
+                                     f' {listening.PATH_BYTES} bytes; give one that begins with /')
 
 
 def warn_unused(conf: cfg.ConfigOpts, option: str, needed: str) -> None:

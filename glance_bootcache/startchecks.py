@@ -48,7 +48,6 @@ _ANY_PART = re.compile(r'[A-Z0-9.]*[*?]')
 # Of an exporter's files, the one with the longest name that is a socket, see storagedaemon.py: of
 # that of all hosts, and of that of one.
 _LONGEST_SOCKET = 'exporter.qmp', 'exporter-65535.qmp'
-_SOCKET_BYTES = 107
 _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
          ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
          ks_exceptions.DiscoveryFailure, ks_exceptions.RequestTimeout)
@@ -65,10 +64,10 @@ def check_place(conf: cfg.ConfigOpts) -> None:
     group = conf[bootcache_conf.GROUP]
     tier.check_directory('run_dir', group.run_dir, make=True)
     longest = _LONGEST_SOCKET[bool(group.export_ports)]
-    if len(os.fsencode(os.path.join(group.run_dir, longest))) > _SOCKET_BYTES:
+    if len(os.fsencode(os.path.join(group.run_dir, longest))) > listening.PATH_BYTES:
         raise ConfigurationError(
             f'[bootcache]run_dir={group.run_dir} is too long: paths of unix sockets end at'
-            f' {_SOCKET_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
+            f' {listening.PATH_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
     _check_address(group)
     _check_admission(group)
     _check_ports(group)

@@ -76,11 +76,6 @@ On a storage node without ``tls_directory`` it has to be set where
 ``tls_directory`` it says whether exporters that do not speak TLS are used all
 the same; that is needed while certificates are handed out, and opens the door
 to who can pretend to be the storage service.
-
-Related options:
-
-* ``tls_directory``
-* ``export_host``
 """),
     cfg.IntOpt('rpc_timeout',
                default=10,
@@ -122,10 +117,6 @@ would be more than ``high_watermark``.
 Possible values:
 
 * A percentage below ``high_watermark``.
-
-Related options:
-
-* ``high_watermark``
 """),
 
     # Of the exchange between hosts; each host has its own.

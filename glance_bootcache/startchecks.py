@@ -311,7 +311,7 @@ def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
     flavors = throughnova.flavors_of(nova)
     lacking = None
     try:
-        throughnova.choose_flavor(flavors, group.profile_flavor, group.profile_min_ram, 0, 0)
+        throughnova.choose_flavor(flavors, group.profile_flavor, throughnova.MIN_RAM, 0, 0)
     except ServiceAway as error:
         if group.profile_flavor:
             raise ConfigurationError(

@@ -5,11 +5,11 @@ import os
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from bootcache import listening
 from bootcache.exception import ConfigurationError
 
 LOG = logging.getLogger(__name__)
 
-_SOCKET_BYTES = 107
 GROUP = 'bootcache'
 
 opts = [
@@ -76,11 +76,6 @@ On a storage node without ``tls_directory`` it has to be set where
 ``tls_directory`` it says whether exporters that do not speak TLS are used all
 the same; that is needed while certificates are handed out, and opens the door
 to who can pretend to be the storage service.
-
-Related options:
-
-* ``tls_directory``
-* ``export_host``
 """),
     cfg.IntOpt('rpc_timeout',
                default=10,
@@ -122,10 +117,6 @@ would be more than ``high_watermark``.
 Possible values:
 
 * A percentage below ``high_watermark``.
-
-Related options:
-
-* ``high_watermark``
 """),
 
     # Of the exchange between hosts; each host has its own.
@@ -239,9 +230,9 @@ def check_sockets(conf: cfg.ConfigOpts) -> None:
     """
     for option in 'gateway_socket', 'exchange_socket':
         path = conf[GROUP][option]
-        if not os.path.isabs(path) or len(os.fsencode(path)) > _SOCKET_BYTES:
+        if not os.path.isabs(path) or len(os.fsencode(path)) > listening.PATH_BYTES:
             raise ConfigurationError(f'[{GROUP}]{option}={path} is no absolute path of at most'
-                                     f' {_SOCKET_BYTES} bytes; give one that begins with /')
+                                     f' {listening.PATH_BYTES} bytes; give one that begins with /')
 
 
 def warn_unused(conf: cfg.ConfigOpts, option: str, needed: str) -> None:

@@ -5,6 +5,9 @@ import errno
 import os
 import socket
 
+# That the path of a unix socket may have.
+PATH_BYTES = 107
+
 
 def listen(host: str, port: int, backlog: int | None = None) -> socket.socket:
     """Listen on a TCP port.

@@ -152,10 +152,10 @@ class StorageDaemon:
             return True
 
     def _check_length(self, path: str) -> None:
-        if len(os.fsencode(path)) > 107:
+        if len(os.fsencode(path)) > listening.PATH_BYTES:
             raise exception.StorageDaemonError(
-                f'{self.name}: the socket path {path} is longer than 107 bytes;'
-                ' choose a shorter directory')
+                f'{self.name}: the socket path {path} is longer than'
+                f' {listening.PATH_BYTES} bytes; choose a shorter directory')
 
     def _listen(self, admission: str) -> tuple[list[str], list[int]]:
         self._check_length(self.monitor_path)

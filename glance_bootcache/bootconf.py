@@ -37,16 +37,9 @@ Possible values:
 
 * A flavor's name.
 * Unset: the smallest public flavor without extra specs, by memory, that fits
-  the image's min_ram and min_disk, the base's size and ``profile_min_ram``.
+  the image's min_ram and min_disk and the base's size, with 512 MiB at least.
   Other flavors, as those for hosts with GPUs, huge pages or of one project, are
   only taken where one is named here.
-"""),
-    cfg.IntOpt('profile_min_ram',
-               default=512,
-               min=64,
-               help="""
-Memory in MiB that the flavor of a profile boot has at least, where
-``profile_flavor`` is unset.
 """),
     cfg.StrOpt('profile_availability_zone',
                help="""

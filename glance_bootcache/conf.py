@@ -88,7 +88,6 @@ Possible values:
 
 Related options:
 
-* ``max_quota``
 * ``high_watermark``
 * ``low_watermark``
 """),
@@ -102,10 +101,6 @@ Possible values:
 * An absolute path on a tmpfs that is larger than ``storage_memory_quota``. The
   directory has to be there; only the storage service may use it.
 * Unset: cache images are served from ``state_dir``.
-
-Related options:
-
-* ``storage_memory_quota``
 """),
     cfg.StrOpt('storage_memory_quota',
                default='4GiB',
@@ -119,7 +114,6 @@ Possible values:
 
 Related options:
 
-* ``storage_memory_directory``
 * ``high_watermark``
 * ``low_watermark``
 """),
@@ -198,10 +192,6 @@ Possible values:
 
 * -1: never. What was set before is taken away.
 * 0: within ``poll_interval``.
-
-Related options:
-
-* ``poll_interval``
 """),
     cfg.IntOpt('deletion_delay',
                default=300,
@@ -215,14 +205,6 @@ That is so if Glance notified the deletion. If it did not, its list of images
 must also show at least half of the other known private and shared ones, and at
 most a tenth of all images, or five, are removed within a day. Of those that are
 left over by that ``bootcache image delete`` removes what there is.
-"""),
-    cfg.IntOpt('export_idle',
-               default=900,
-               min=60,
-               help="""
-Seconds after which an image's base is not served any more if nobody has asked
-for it, no compute host is connected to it, and none has reported that it needs
-it. It is served again, within milliseconds, when somebody asks.
 """),
     cfg.StrOpt('max_virtual_size',
                default='16TiB',
@@ -247,7 +229,6 @@ Possible values:
 Related options:
 
 * ``topics`` in ``[oslo_messaging_notifications]`` of glance-api.conf.
-* ``notification_pool``
 """),
     cfg.StrOpt('notification_pool',
                help="""
@@ -277,7 +258,6 @@ speaks TLS, or the service does not start unless ``allow_plain_nbd`` is set.
 Related options:
 
 * ``tls_directory``
-* ``allow_plain_nbd``
 """),
     cfg.PortOpt('export_port',
                 default=10810,
@@ -327,8 +307,8 @@ Related options:
                help="""
 TCP ports of exporters of which each serves one compute host. A host is told of
 the port of its own when it asks for an image. Only who has its certificate is
-let in there, and what is served there is what the host has asked for, or needs;
-``export_idle`` says for how long. A host that does not tell the name in its
+let in there, and what is served there is what the host needs, or has asked for in
+the last 15 minutes. A host that does not tell the name in its
 certificate gets nothing: its servers go the stock way.
 
 An exporter takes some megabytes of memory. It is started when its host asks for
@@ -346,7 +326,6 @@ Possible values:
 Related options:
 
 * ``tls_directory``
-* ``export_idle``
 """),
 
     # Of bases in Ceph.
@@ -418,7 +397,6 @@ Possible values:
 
 Related options:
 
-* ``rbd_store_pool``
 * ``snapshot_depth``
 """),
 
@@ -443,12 +421,6 @@ Related options:
                default=8, min=1, max=100,
                help="""
 Snapshots that a host may send at a time. More go stock Nova's way.
-"""),
-    cfg.IntOpt('snapshot_idle',
-               default=120, min=30, max=86400,
-               help="""
-Seconds after which a snapshot is given up of which its host has said nothing: it
-tells every few seconds that it goes on.
 """),
     cfg.IntOpt('snapshot_depth',
                default=5, min=1, max=16,

@@ -49,7 +49,6 @@ _ANY_PART = re.compile(r'[A-Z0-9.]*[*?]')
 # one, and of connectors where bases are read in Ceph, by a link that QEMU connects to.
 _LONGEST_SOCKET = 'exporter.qmp', 'exporter-65535.qmp'
 _LONGEST_LINK = f'bases/{"0" * 32}.sock'
-_SOCKET_BYTES = 107
 _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
          ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
          ks_exceptions.DiscoveryFailure, ks_exceptions.RequestTimeout)
@@ -66,10 +65,10 @@ def check_place(conf: cfg.ConfigOpts) -> None:
     group = conf[bootcache_conf.GROUP]
     tier.check_directory('run_dir', group.run_dir, make=True)
     longest = _LONGEST_LINK if group.rbd_store_pool else _LONGEST_SOCKET[bool(group.export_ports)]
-    if len(os.fsencode(os.path.join(group.run_dir, longest))) > _SOCKET_BYTES:
+    if len(os.fsencode(os.path.join(group.run_dir, longest))) > listening.PATH_BYTES:
         raise ConfigurationError(
             f'[bootcache]run_dir={group.run_dir} is too long: paths of unix sockets end at'
-            f' {_SOCKET_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
+            f' {listening.PATH_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
     _check_address(group)
     _check_admission(group)
     _check_ports(group)
@@ -313,7 +312,7 @@ def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
     flavors = throughnova.flavors_of(nova)
     lacking = None
     try:
-        throughnova.choose_flavor(flavors, group.profile_flavor, group.profile_min_ram, 0, 0)
+        throughnova.choose_flavor(flavors, group.profile_flavor, throughnova.MIN_RAM, 0, 0)
     except ServiceAway as error:
         if group.profile_flavor:
             raise ConfigurationError(

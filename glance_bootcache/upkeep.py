@@ -38,6 +38,8 @@ _MOST_MISSING = 20
 _SWEEP_SECONDS = 3600
 # In which an event of a change comes.
 _UNHEARD_SECONDS = 60
+# After which what nobody uses is no more served; who asks has it again within milliseconds.
+_EXPORT_IDLE = 900
 
 
 class ServiceUpkeep:
@@ -275,10 +277,10 @@ class ServiceUpkeep:
                                                           certificates=needed_by))
             if self._manager.jobs.of(image_id) is None:
                 try:
-                    self._exporter.withdraw_idle(image_id, self._conf.export_idle, needed_by)
+                    self._exporter.withdraw_idle(image_id, _EXPORT_IDLE, needed_by)
                 except exception.StorageDaemonError as error:
                     failed = error
-        self._exporter.end_unused(self._conf.export_idle)
+        self._exporter.end_unused(_EXPORT_IDLE)
         if failed is not None:
             raise failed
 

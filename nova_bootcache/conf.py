@@ -121,7 +121,6 @@ Related options:
 
 * ``compression`` of the storage service
 * ``low_watermark`` and ``high_watermark``
-* ``settle_delay``
 """),
     cfg.StrOpt('store_quota',
                default='512MiB',

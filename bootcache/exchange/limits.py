@@ -1,4 +1,4 @@
-"""What a process that exchanges files may take and do: pure, as libtorrent's session is told it."""
+"""What a process that exchanges files may take and do, as its options and libtorrent have it."""
 
 import dataclasses
 import ipaddress

@@ -33,6 +33,8 @@ LOG = logging.getLogger(__name__)
 # 2.37 for servers without a network, 2.79 is old enough for every supported Nova.
 API_VERSION = '2.79'
 NAME_PREFIX = 'bootcache-profile-'
+# MiB, of a flavor that is chosen.
+MIN_RAM = 512
 # Between two looks at a server: until its host records, and then.
 _POLL_SECONDS, _LOOK_SECONDS = 1.0, 5.0
 # From the boot's time limit, within which it has to begin as well, until there is a report.
@@ -212,7 +214,7 @@ class NovaProfileBoots:
              job: BuildJob) -> ProfileReport:
         flavor = choose_flavor(
             flavors_of(self._client), self._conf.profile_flavor,
-            max(image.min_ram, self._conf.profile_min_ram), image.min_disk, virtual_bytes)
+            max(image.min_ram, MIN_RAM), image.min_disk, virtual_bytes)
         began = time.monotonic()
         job.quota, job.boot_marker = policy.quota, policy.boot_marker
         try:

@@ -60,31 +60,20 @@ class Reader:
 _FIRST = struct.Struct('>4sIQIIQIIQQIIQ')
 _SECOND = struct.Struct('>QQQII')
 _EXTENSION = struct.Struct('>II')
-_BITMAPS = struct.Struct('>IIQQ')
 _CLUSTER_BITS = range(9, 22)
 _HIGHEST_REFCOUNT_ORDER = 6
 # Incompatible features. Those that are not named here are the inspector's to refuse.
 _CORRUPT, _EXTENDED_L2 = 1 << 1, 1 << 4
-# Autoclear features.
-_BITMAPS_ARE_RIGHT, _RAW_DATA_FILE = 1 << 0, 1 << 1
-_END, _BACKING_FORMAT, _DATA_FILE = 0, 0xe2792aca, 0x44415441
-_ENCRYPTION, _BITMAP_DIRECTORY = 0x0537be77, 0x23852875
+# An autoclear feature.
+_RAW_DATA_FILE = 1 << 1
+_END, _BACKING_FORMAT = 0, 0xe2792aca
+# Extensions of images that are not served. Whoever opens a file loads its bitmaps into memory.
+_REFUSED = {
+    0x44415441: 'it names an external data file', 0x0537be77: 'it is encrypted',
+    0x23852875: 'it has persistent bitmaps. "qemu-img convert -O qcow2" makes one without them'}
 # QEMU keeps each one in memory, also those that it does not know; it writes four at most.
 _MOST_EXTENSIONS = 64
 _LONGEST_FORMAT = 15
-
-
-@dataclasses.dataclass(frozen=True)
-class BitmapDirectory:
-    """Where the persistent bitmaps are told of.
-
-    :ivar count: of the bitmaps.
-    :ivar offset: in bytes; ``length`` likewise.
-    """
-
-    count: int
-    offset: int
-    length: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +98,6 @@ class Header:
     snapshots: int
     snapshots_offset: int
     extended_l2: bool = False
-    bitmaps: BitmapDirectory | None = None
 
     @property
     def cluster_bytes(self) -> int:
@@ -118,7 +106,7 @@ class Header:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of tables that whoever opens the file keeps in memory, without those of bitmaps."""
+        """Bytes of tables that whoever opens the file keeps in memory."""
         return 8 * self.l1_entries + (self.refcount_clusters << self.cluster_bits)
 
 
@@ -142,7 +130,7 @@ def read(reader: Reader) -> Header:
         raise ImageRefused('it is encrypted')
     header = Header(version, bits, virtual_bytes, l1_entries, l1_offset, refcount_offset,
                     refcount_clusters, snapshots, snapshots_offset)
-    length, bitmaps_are_right = _FIRST.size, False
+    length = _FIRST.size
     if version == 3:
         incompatible, _compatible, autoclear, order, length = _SECOND.unpack(
             reader.read(_FIRST.size, _SECOND.size, 'the header'))
@@ -154,41 +142,21 @@ def read(reader: Reader) -> Header:
             raise ImageRefused(f'refcounts of 2^{order} bits are not known')
         if length < _FIRST.size + _SECOND.size or length % 8 or length > header.cluster_bytes:
             raise ImageRefused(f'a header of {length} bytes is not known')
-        bitmaps_are_right = bool(autoclear & _BITMAPS_ARE_RIGHT)
         header = dataclasses.replace(header, extended_l2=bool(incompatible & _EXTENDED_L2))
     # An L2 table's last entry, and so the last byte of the disk, has to be within the L1 table.
     per_table = header.cluster_bytes // (16 if header.extended_l2 else 8) * header.cluster_bytes
     if l1_entries * per_table < virtual_bytes:
         raise ImageRefused(f'the L1 table has {l1_entries} entries, too few for the disk')
-    return dataclasses.replace(
-        header, bitmaps=_bitmaps(reader, length, header.cluster_bytes, bitmaps_are_right))
+    _check_extensions(reader, length, header.cluster_bytes)
+    return header
 
 
-def _bitmaps(reader: Reader, start: int, end: int,
-             bitmaps_are_right: bool) -> BitmapDirectory | None:
-    """Look at the extensions; return what one of them says of bitmaps."""
-    found: dict[int, bytes] = {}
+def _check_extensions(reader: Reader, start: int, end: int) -> None:
     for kind, data in _extensions(reader, start, end):
-        if kind in found and kind in (_BITMAP_DIRECTORY, _BACKING_FORMAT):
-            raise ImageRefused('an extension of the header is there twice')
-        found[kind] = data
-    if _DATA_FILE in found:
-        raise ImageRefused('it names an external data file')
-    if _ENCRYPTION in found:
-        raise ImageRefused('it is encrypted')
-    if len(found.get(_BACKING_FORMAT, b'')) > _LONGEST_FORMAT:
-        raise ImageRefused('its header names a format with too many bytes')
-    told = found.get(_BITMAP_DIRECTORY)
-    if told is None:
-        return None
-    if len(told) != _BITMAPS.size:
-        raise ImageRefused(f'its header tells of bitmaps in {len(told)} bytes')
-    count, reserved, length, offset = _BITMAPS.unpack(told)
-    if reserved or not count:
-        raise ImageRefused('what its header tells of bitmaps makes no sense')
-    if not bitmaps_are_right:
-        raise ImageRefused('its bitmaps are out of date: whatever wrote it last does not know them')
-    return BitmapDirectory(count, offset, length)
+        if kind in _REFUSED:
+            raise ImageRefused(_REFUSED[kind])
+        if kind == _BACKING_FORMAT and len(data) > _LONGEST_FORMAT:
+            raise ImageRefused('its header names a format with too many bytes')
 
 
 def _extensions(reader: Reader, start: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -42,6 +42,8 @@ _UPLOADS_AT_ONCE = 2
 # Of all hosts, and with those of which the outcome was not asked for yet.
 _MOST = 256
 _LOOK_SECONDS = 10
+# Without a word of the host, which tells every few seconds that it goes on.
+_IDLE = 120
 _TOLD_SECONDS = 3600
 # What a host hears of the outcome of each step.
 _OUTCOMES = ('refused', 'url', 'upload', 'uploaded')
@@ -357,7 +359,7 @@ class SnapshotJobs:
             return job is not None and job.step is not _Step.FAILED
 
     def _forget(self) -> None:
-        before = self._clock() - self._conf.snapshot_idle
+        before = self._clock() - _IDLE
         with self._lock:
             silent = [job for job in self._jobs.values() if job.heard_at < before]
             for job in silent:
@@ -366,5 +368,5 @@ class SnapshotJobs:
         for job in silent:
             if job.step in (_Step.BEGINNING, _Step.READY, _Step.HELD, _Step.UPLOADING):
                 LOG.warning('snapshot %s: host %s has not been heard of for %d s; it is given up',
-                            job.snapshot_id, job.host, self._conf.snapshot_idle)
+                            job.snapshot_id, job.host, _IDLE)
                 self.abandon(job.snapshot_id, job.token)

@@ -154,15 +154,17 @@ class ServersBases:
                 ' verified it; stock Nova makes the full base when the next server of the image'
                 ' starts')
         self._unsettled.unwanted.discard(image_id)
+        # While the image is deactivated, what it said before.
+        if not self._is_to_settle(image_id, bool(stored['settle']) if stored is not None
+                                  else not self.is_unwanted(image_id)):
+            self._unsettled.unwanted.add(image_id)
+            return None
         if stored is None:
             if not os.path.exists(target):
                 raise exception.BootcacheError(
                     'the storage service does not serve the image to settle, as it is not known'
                     ' there, deactivated or opted out')
             return self._check_base(image_id, '')
-        if not self._is_to_settle(image_id, bool(stored['settle'])):
-            self._unsettled.unwanted.add(image_id)
-            return None
         if not stored['image_hash']:
             raise exception.BootcacheError('the storage service does not know the image\'s hash')
         # Servers are put onto a base of the content that they stand on.

@@ -162,38 +162,9 @@ def snapshots(count, offset=None, **changes):
     return make
 
 
-def bitmaps(count=1, length=32, directory=None, autoclear=1, **changes):
-    """Return what makes one with a directory of bitmaps at its end, unless that is elsewhere."""
-    def make(path):
-        disk(path)
-        place = ending(path, None)
-        fields = {'table': place + CLUSTER, 'entries': 1, 'flags': 2, 'kind': 1, 'bits': 16,
-                  'name': 1, 'extra': 0, **changes}
-        one = struct.pack('>QIIBBHI8s', fields['table'], fields['entries'], fields['flags'],
-                          fields['kind'], fields['bits'], fields['name'], fields['extra'], b'b')
-        patch(path, place, one * min(count, 100) + bytes(2 * CLUSTER))
-        patch(path, EXTENSIONS, struct.pack(
-            '>IIIIQQ', 0x23852875, 24, count, 0, length,
-            place if directory is None else directory) + bytes(8))
-        patch(path, AUTOCLEAR, autoclear)
-    return make
-
-
-def large_bitmap(path):
-    """A bit for each 64 KiB of 15 TiB."""
-    qemu_img('create', '-q', '-f', 'qcow2', path, '15T')
-    qemu_img('bitmap', '--add', '-g', '64k', path, 'b')
-
-
-def in_use(path):
-    """A bitmap that a writer has not given back, as qemu-img marks it."""
+def bitmap(path):
     disk(path)
     qemu_img('bitmap', '--add', path, 'b')
-    with open(path, 'rb') as stream:
-        content = stream.read(4096)
-    place = content.index(struct.pack('>I', 0x23852875))
-    directory, = struct.unpack('>Q', content[place + 24:place + 32])
-    patch(path, directory + 12, 3, '>I')
 
 
 def cut(length):
@@ -307,15 +278,7 @@ MAKERS = {
     'a snapshot\'s wild L1 table': (snapshots(1, l1=WILD, entries=1), 'snapshot'),
     'a snapshot\'s huge L1 table': (snapshots(1, l1=CLUSTER, entries=0xffffffff), 'snapshot'),
     'a snapshot\'s L1 table in the header': (snapshots(1, l1=0, entries=1), 'snapshot'),
-    'bitmaps in use': (in_use, 'in use'), 'bitmaps out of date': (bitmaps(autoclear=0), 'of date'),
-    'many bitmaps': (bitmaps(count=65535, length=1 << 20), 'bitmaps'),
-    'a wild directory of bitmaps': (bitmaps(directory=WILD), 'bitmaps'),
-    'a directory of bitmaps in the header': (bitmaps(directory=0), 'bitmaps'),
-    'a huge directory of bitmaps': (bitmaps(length=1 << 60), 'bitmaps'),
-    'a wild bitmap': (bitmaps(table=WILD), 'bitmap'),
-    'a huge table of a bitmap': (bitmaps(entries=0xffffffff), 'bitmap'),
-    'a bitmap of a strange kind': (bitmaps(kind=7), 'bitmap'),
-    'a bitmap of large memory': (large_bitmap, 'memory'),
+    'a bitmap': (bitmap, 'persistent bitmaps'),
     'cut in the header': (cut(60), ''), 'cut after the header': (cut(512), ''),
     'cut in the tables': (cut(3 * CLUSTER), ''), 'cut in the data': (cut(0), ''),
     'an ISO as well': (with_iso, 'Multiple|multiple'),

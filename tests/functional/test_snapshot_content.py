@@ -127,11 +127,6 @@ def wrong_in_many_places(path):
             patch(path, block, bytes(512))
 
 
-def with_bitmap(path):
-    qcow2()(path)
-    qemu_img('bitmap', '--add', path, 'b')
-
-
 RIGHT = {
     'raw': ('raw', data), 'qcow2': ('qcow2', qcow2()), 'compressed': ('qcow2', qcow2('-c')),
     'zstd': ('qcow2', qcow2('-c', '-o', 'compression_type=zstd')),
@@ -142,8 +137,7 @@ RIGHT = {
     'refcounts of 64 bits': ('qcow2', qcow2('-o', 'refcount_bits=64')),
     'lazy refcounts': ('qcow2', qcow2('-o', 'lazy_refcounts=on')),
     'zeros': ('qcow2', with_zeros), 'snapshots': ('qcow2', with_snapshots),
-    'leaking': ('qcow2', leaking), 'a bitmap': ('qcow2', with_bitmap),
-    'refcounts of 1 bit': ('qcow2', qcow2('-o', 'refcount_bits=1')),
+    'leaking': ('qcow2', leaking), 'refcounts of 1 bit': ('qcow2', qcow2('-o', 'refcount_bits=1')),
     'shared and counted': ('qcow2', shared_and_counted)}
 WRONG = {'unreferenced': unreferenced, 'shared': shared}
 REFUSED = {**WRONG, 'not closed': not_closed, 'wrong in many places': wrong_in_many_places}

@@ -33,7 +33,14 @@ from tools.cloud.processes import (
     port_open,
     port_owner,
 )
-from tools.cloud.services import NETWORK, Service, guest_processes, on_host, service_table
+from tools.cloud.services import (
+    NETWORK,
+    Service,
+    guest_processes,
+    is_guest,
+    on_host,
+    service_table,
+)  # fmt: skip
 
 # What other services live on; they end last.
 BASE = ("epmd", "rabbit", "libvirtd", "machine")
@@ -247,8 +254,8 @@ class Cloud:
         self.progress("the cloud is wiped" if wipe else "the cloud is down")
 
     def guests(self) -> list[int]:
-        """Pids of the guests' QEMU processes."""
-        return [process.pid for process in guest_processes(self.home)]
+        """Pids of the guests' QEMU processes; not of those that libvirtd starts to try QEMU."""
+        return [process.pid for process in guest_processes(self.home) if is_guest(process.pid)]
 
     def _up(self, pool: ThreadPoolExecutor) -> None:
         broker = pool.submit(self._start_all, "epmd", "rabbit")

@@ -278,7 +278,7 @@ def on_host(host: Host, pid: int) -> bool:
 
 
 def guest_processes(home: Path) -> list[ProcessInfo]:
-    """The guests' QEMU processes on a cloud's hosts, whoever started them."""
+    """All QEMU processes on a cloud's hosts, whoever started them."""
     hosts = [Host(home, number + 1) for number in range(MOST_HOSTS)]
     return [
         process
@@ -286,3 +286,14 @@ def guest_processes(home: Path) -> list[ProcessInfo]:
         if process.name.startswith("qemu-system")
         and any(on_host(host, process.pid) for host in hosts)
     ]
+
+
+def is_guest(pid: int) -> bool:
+    """Whether a QEMU runs a guest: libvirtd starts others, without a machine, to ask what it can.
+
+    False if it has ended.
+    """
+    try:
+        return b"\0-machine\0none," not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -1,6 +1,5 @@
 """Tables of a qcow2 that nobody should open; tests/functional/test_qcow2_tables.py has the good."""
 
-import dataclasses
 import os
 import struct
 
@@ -9,13 +8,12 @@ import pytest
 from hypothesis import strategies
 
 from bootcache.exception import ImageRefused
-from glance_bootcache.qcow2 import bitmaps, tables
+from glance_bootcache.qcow2 import tables
 from glance_bootcache.qcow2.header import PIECE_BYTES, Reader
-from glance_bootcache.qcow2.places import Places
 
 CLUSTER = 512
-HEADER, REFTABLE, REFBLOCK, L1, L2, DATA, COMPRESSED, BITMAPS, BITMAP_TABLE, BITMAP, SNAPSHOTS, \
-    SNAPSHOT_L1, END = (number * CLUSTER for number in range(13))
+HEADER, REFTABLE, REFBLOCK, L1, L2, DATA, COMPRESSED, SNAPSHOTS, SNAPSHOT_L1, END = (
+    number * CLUSTER for number in range(10))
 COPIED = 1 << 63
 # Of a compressed cluster with clusters of 512 bytes: where the count of sectors begins.
 SECTORS = 61
@@ -36,24 +34,17 @@ def snapshot(l1=SNAPSHOT_L1, entries=1, name_id=b'1', name=b'one', extra=16):
     return found + bytes(-len(found) % 8)
 
 
-def bitmap_entry(table=BITMAP_TABLE, entries=1, flags=2, kind=1, bits=9, name=b'first', extra=0):
-    found = struct.pack('>QIIBBHI', table, entries, flags, kind, bits, len(name), extra) + name
-    return found + bytes(-len(found) % 8)
-
-
 @pytest.fixture
 def good():
-    """A qcow2 with one of each: data, zeros, a compressed cluster, a bitmap, a snapshot."""
+    """A qcow2 with one of each: data, zeros, a compressed cluster, a snapshot, an extension."""
     document = bytearray(END)
     place(document, HEADER, struct.pack(
         '>4sIQIIQIIQQIIQQQQII', b'QFI\xfb', 3, 0, 0, 9, 16384, 0, 1, L1, REFTABLE, 1, 1, SNAPSHOTS,
         0, 0, 1, 4, 104))
-    place(document, 104, struct.pack('>IIIIQQ', 0x23852875, 24, 1, 0, len(bitmap_entry()), BITMAPS))
+    place(document, 104, struct.pack('>II', 0x12345678, 24))
     place(document, REFTABLE, words(REFBLOCK))
     place(document, L1, words(COPIED | L2))
     place(document, L2, words(COPIED | DATA, 1, 0, 1 << 62 | COMPRESSED + 7))
-    place(document, BITMAPS, bitmap_entry())
-    place(document, BITMAP_TABLE, words(BITMAP))
     place(document, SNAPSHOTS, snapshot())
     # One may share the disk's L2 table.
     place(document, SNAPSHOT_L1, words(L2))
@@ -92,16 +83,11 @@ PATCHES = {
     'many snapshots': (60, '>I', 65), 'snapshots over others': (60, '>I', 20),
     'wild snapshots': (64, '>Q', 1 << 60), 'snapshots not aligned': (64, '>Q', SNAPSHOTS + 8),
     'snapshots in the header': (64, '>Q', 0), 'corrupt': (72, '>Q', 2),
-    'bitmaps of before': (88, '>Q', 0), 'raw data file': (88, '>Q', 3),
+    'raw data file': (88, '>Q', 2), 'bitmaps': (104, '>I', 0x23852875),
     'refcounts of 128 bits': (96, '>I', 7), 'a short header': (100, '>I', 96),
     'a long header': (100, '>I', 520), 'an odd header': (100, '>I', 106),
     'an extension beyond the cluster': (108, '>I', 512), 'a data file': (104, '>I', 0x44415441),
     'an encryption header': (104, '>I', 0x0537be77), 'a long format': (104, '>I', 0xe2792aca),
-    'bitmaps in few bytes': (108, '>I', 16), 'no bitmaps': (112, '>I', 0),
-    'many bitmaps': (112, '>I', 65), 'reserved': (116, '>I', 1),
-    'a directory that is too short': (120, '>Q', 24), 'too long': (120, '>Q', 64),
-    'a huge directory': (120, '>Q', 1 << 40), 'a wild directory': (128, '>Q', 1 << 60),
-    'a directory in the header': (128, '>Q', 0),
     'a wild refcount block': (REFTABLE, '>Q', 1 << 60), 'on L1': (REFTABLE, '>Q', L1),
     'a refcount block not aligned': (REFTABLE, '>Q', REFBLOCK + 8),
     'a refcount block beyond': (REFTABLE, '>Q', END),
@@ -111,7 +97,7 @@ PATCHES = {
     'L2 on L1': (L1, '>Q', L1), 'L2 on refcounts': (L1, '>Q', REFBLOCK),
     'L2 on snapshots': (L1, '>Q', SNAPSHOT_L1),
     'data on L2': (L2, '>Q', L2), 'data on L1': (L2, '>Q', COPIED | L1),
-    'data on refcounts': (L2, '>Q', REFBLOCK), 'data on bitmaps': (L2, '>Q', BITMAP),
+    'data on refcounts': (L2, '>Q', REFBLOCK),
     'wild data': (L2, '>Q', 1 << 55), 'data beyond': (L2, '>Q', END),
     'reserved of data': (L2, '>Q', DATA | 2), 'reserved above': (L2, '>Q', DATA | 1 << 58),
     'wild compressed': (L2, '>Q', 1 << 62 | 1 << 60), 'many sectors': (L2, '>Q', 1 << 62 | 1 << 61
@@ -119,8 +105,6 @@ PATCHES = {
     'compressed on L2': (L2, '>Q', 1 << 62 | L2 + 100),
     'compressed that ends on a table': (L2, '>Q', 1 << 62 | 1 << 61 | COMPRESSED + 100),
     'compressed to be written': (L2, '>Q', COPIED | 1 << 62 | COMPRESSED),
-    'a wild bitmap': (BITMAP_TABLE, '>Q', 1 << 50), 'a bitmap on L1': (BITMAP_TABLE, '>Q', L1),
-    'a bitmap of ones somewhere': (BITMAP_TABLE, '>Q', BITMAP | 1),
     'a snapshot\'s L2 on L1': (SNAPSHOT_L1, '>Q', L1),
     'a snapshot\'s wild L2': (SNAPSHOT_L1, '>Q', 1 << 50),
     'reserved of a snapshot': (SNAPSHOT_L1, '>Q', 1 << 60),
@@ -134,26 +118,6 @@ def test_what_is_refused(good, check, patch):
     with pytest.raises(ImageRefused) as caught:
         check(good)
     assert str(caught.value) and '\n' not in str(caught.value)
-
-
-@pytest.mark.parametrize('change', [
-    {'table': 1 << 60}, {'table': BITMAP_TABLE + 8}, {'table': L1}, {'entries': 0},
-    {'entries': 1 << 30}, {'flags': 3}, {'flags': 8}, {'kind': 2}, {'bits': 8}, {'bits': 32},
-    {'extra': 8}, {'name': b''}], ids=str)
-def test_bitmaps_that_are_refused(good, check, change):
-    entry = bitmap_entry(**change)
-    place(good, 120, words(len(entry)))
-    place(good, BITMAPS, entry)
-    with pytest.raises(ImageRefused):
-        check(good)
-
-
-def test_bitmaps_that_take_much_memory(good, check, tmp_path):
-    """A bit for each 512 bytes of 16 TiB is 4 GiB, however few bytes tell of it."""
-    header = dataclasses.replace(check(good), virtual_bytes=16 << 40)
-    with open(tmp_path / 'image', 'rb') as stream:
-        with pytest.raises(ImageRefused, match='memory'):
-            bitmaps.take(Reader(stream.fileno(), END), header, Places(9, END), MOST)
 
 
 @pytest.mark.parametrize('change', [
@@ -177,7 +141,6 @@ def test_a_version_without_clusters_of_zeros(good, check):
 
 
 def test_many_extensions(good, check):
-    place(good, 88, words(0))
     place(good, 104, struct.pack('>II', 0x12345678, 0) * 50 + bytes(8))
     check(good)
     large = bytearray(1 << 17)
@@ -202,7 +165,7 @@ def test_subclusters(good, check, entry, bits, refused):
         assert check(good).extended_l2
 
 
-@pytest.mark.parametrize('length', [0, 71, 103, 200, L1, L1 + 7, L2 + 8, BITMAPS, END - 512])
+@pytest.mark.parametrize('length', [0, 71, 103, 200, L1, L1 + 7, L2 + 8, SNAPSHOTS, END - 512])
 def test_files_that_are_cut(good, check, length):
     with pytest.raises(ImageRefused):
         check(good[:length])

@@ -127,6 +127,23 @@ def test_an_image_whose_servers_are_not_to_be_settled(house, settler):
     assert settled(house) == ['two'] and house.done('asked').count(IMAGE) == 2
 
 
+def test_what_an_image_said_holds_while_it_is_deactivated(house, settler):
+    """Also where a base of it is here, as of a server that went the stock way."""
+    house.boots('one')
+    house.stored[IMAGE]['settle'] = False
+    settler.once()
+    stored, house.stored[IMAGE] = house.stored[IMAGE], None
+    house.notes('sha512:ab')
+    open(house.base(), 'w').close()
+    house.clock.now += 60
+    settler.once()
+    assert settled(house) == []
+    house.stored[IMAGE] = {**stored, 'settle': True}
+    house.clock.now += 60
+    settler.once()
+    assert settled(house) == ['one']
+
+
 def test_nothing_is_remembered_of_servers_and_images_that_are_gone(house, settler):
     for number in range(10):
         for server, image in (('one', IMAGE), ('two', OTHER)):

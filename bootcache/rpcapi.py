@@ -208,6 +208,9 @@ def get_transport(conf: cfg.ConfigOpts) -> messaging.Transport:
             return messaging.get_rpc_transport(conf, url=url)
     except messaging.DriverLoadFailure as error:
         kind = str(error.driver)
+    except cfg.ConfigSourceValueError:
+        # Of another option, of which it tells.
+        raise
     except (messaging.InvalidTransportURL, ValueError):
         # Their messages have the password.
         place = conf.get_location('transport_url', bootcache_conf.GROUP if url else None)

@@ -384,11 +384,14 @@ def check(conf: cfg.ConfigOpts) -> None:
     :raises ConfigurationError: naming the option, its file and the cure.
     """
     group = conf[shared.GROUP]
-    try:
-        for name in group:
+    for name in group:
+        try:
             group[name]
-    except ValueError as error:
-        raise exception.ConfigurationError(optionfault.told(error, conf)) from None
+        except ValueError as error:
+            raise exception.ConfigurationError(optionfault.told(error, conf)) from None
+        except cfg.Error as error:
+            raise exception.ConfigurationError(
+                f'[{shared.GROUP}]{name}: {error}; a "$" in its value is written as "$$"') from None
     shared.check_sockets(conf)
     if not os.path.isabs(group.gateway_run_dir):
         tier.check_directory('gateway_run_dir', group.gateway_run_dir)

@@ -108,8 +108,7 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
                           f'{waiting["servers"] - len(waiting["named"])} more servers wait'))
         stand_still = {server for server, _why, _since in waiting['named']}
         if count is None:
-            rows.append((*begin, None, 'not known: its driver does not tell, as one of an earlier'
-                         ' version, or with settling not begun'))
+            rows.append((*begin, None, 'not known yet: its nova-compute has not looked'))
             continue
         rows += [(*begin, one_line(server), one_line(why)) for server, why in named
                  if server not in stand_still]

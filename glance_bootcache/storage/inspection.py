@@ -23,8 +23,8 @@ from bootcache.limited import Limits
 LOG = logging.getLogger(__name__)
 
 FORMATS = ('qcow2', 'raw')
-# Version of what is accepted here: one more with each change by which a file that was accepted may
-# be refused. What was built by other rules is revoked, and its base looked at again.
+# Version of what is accepted here: one more with each change by which a file that was accepted and
+# can do harm is refused. What was built by other rules is revoked, and its base looked at again.
 RULES = 1
 # Of a disk, where no operator says otherwise: [bootcache]max_virtual_size.
 MAX_VIRTUAL_BYTES = 16 << 40

@@ -269,6 +269,7 @@ def test_the_state_directory_is_no_mount_of_its_own():
                    for name in ('User=', 'Group='))
     assert (f'ExecStartPre=+/usr/bin/install -d -o {user} -g {group} -m 0750'
             f' {options["state_dir"]}') in lines
+    assert f'RequiresMountsFor={options["state_dir"]}' in lines
     assert 'ProtectSystem=full' in lines
     assert not {'ProtectSystem=strict', 'DynamicUser=yes'} & set(lines)
     assert not [line for line in lines if re.match(

@@ -1,6 +1,7 @@
 """An image's facts as Glance tells them, and where its base comes from."""
 
 import dataclasses
+import errno
 import hashlib
 import os
 from unittest import mock
@@ -104,6 +105,18 @@ def test_a_store_file_of_other_content_is_not_there_yet(place, monkeypatch, ther
         assert stream.read() == CONTENT
     assert images.asked == 1 and file == savefile.signature(path)
     assert (partial / IMAGE).read_bytes() == there and os.stat(partial / IMAGE).st_nlink == 1
+
+
+@pytest.mark.parametrize('number, cure', [
+    (errno.EPERM, 'as the owner of that file'), (errno.ENOSPC, ''), (errno.EMLINK, '')])
+def test_a_refused_link_is_told_with_its_own_cure(place, monkeypatch, caplog, number, cure):
+    store, glance, image = place
+    (glance / IMAGE).write_bytes(CONTENT)
+    monkeypatch.setattr(os, 'link', mock.Mock(side_effect=OSError(number, os.strerror(number))))
+    imagework.obtain(image(), store, Glance([]), [str(glance)], lambda: None)
+    said, = (record for record in caplog.records if 'cannot be linked' in record.message)
+    assert said.levelname == 'WARNING' and os.strerror(number) in said.message
+    assert ('owner' in said.message) == bool(cure) and cure in said.message
 
 
 def test_each_failure_leaves_no_link(place, monkeypatch):

@@ -253,6 +253,15 @@ def test_an_upload_that_fails_in_stocks_way_is_not_tried_twice(house):
     assert len(uploads) == 1
 
 
+@pytest.mark.parametrize('is_usual, level', [(True, 'INFO'), (False, 'WARNING')])
+def test_a_snapshot_that_always_goes_stocks_way_is_no_warning(house, caplog, is_usual, level):
+    house.sent.fails['begin'] = SnapshotRefused('why not', is_usual)
+    with caplog.at_level('INFO'):
+        house.snapshot()
+    said, = (one for one in caplog.records if 'stock Nova\'s way' in one.getMessage())
+    assert said.levelname == level
+
+
 def test_an_image_that_was_deleted_meanwhile_is_not_made_again(house):
     house.glance.refuses = nova_exception.ImageNotFound(image_id=SNAPSHOT)
     with pytest.raises(nova_exception.ImageNotFound):

@@ -1,11 +1,13 @@
 """What a host holds: only a whole, right file with a right entry counts."""
 
 import dataclasses
+import errno
 import json
 import os
 import threading
 import time
 import types
+from unittest import mock
 
 import pytest
 from fakes_letting_go import opened
@@ -70,6 +72,16 @@ def test_a_damaged_file_does_not_count(cache, content):
     with open(cache.path(IMAGE), 'wb') as stream:
         stream.write(content)
     assert cache.entry(IMAGE) is None
+
+
+@pytest.mark.parametrize('number', [errno.EPERM, errno.EACCES, errno.EROFS])
+def test_a_use_that_cannot_be_noted_is_nobodys_fault(cache, monkeypatch, number):
+    """The entry may be another user's, as after a restore."""
+    place(cache)
+    noting = mock.Mock(side_effect=OSError(number, os.strerror(number)))
+    monkeypatch.setattr(os, 'utime', noting)
+    cache.touch(IMAGE)
+    assert noting.called
 
 
 def test_damage_is_seen_after_a_first_good_look(cache):

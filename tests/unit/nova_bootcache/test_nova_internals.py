@@ -4,9 +4,12 @@ When a test fails after an upgrade, read Nova's change, adapt the override, then
 """
 
 import inspect
+import pathlib
+import re
 import threading
 from unittest import mock
 
+import libvirt
 import pytest
 from nova import filters as nova_filters
 from nova import objects, utils
@@ -400,3 +403,14 @@ def test_novas_lock_of_a_server_that_somebody_has_is_not_waited_for():
         assert not is_free and other_is_free
     with servers.instance_lock('one', waits=False) as is_free:
         assert is_free
+
+
+def test_what_nova_logs_and_masakari_hears_of_servers_that_wait_is_on_the_page():
+    page = (pathlib.Path(__file__).parents[3] / 'doc/source/troubleshooting.rst').read_text()
+    line = 'Instance is paused unexpectedly. Ignore.'
+    assert f'``{line}``' in page
+    assert line in ' '.join(inspect.getsource(manager).replace('"', ' ').split())
+    # What Masakari's monitor of instances has in its filter, by libvirt's names.
+    section = page[page.index('**Masakari**'):].partition('\n\n\n')[0]
+    events = re.findall('``(VIR_DOMAIN_EVENT_[A-Z_]+)``', section)
+    assert len(events) == 3 and all(hasattr(libvirt, name) for name in events)

@@ -16,10 +16,14 @@ from typing import Any
 from bootcache import errorlog, exception
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
-NAME = re.compile(r'[0-9a-f]{16}-[0-9]')
+# The begin of the names of those that have but the size of a base that is away.
+ABSENT = 'absent-'
+NAME = re.compile(f'({ABSENT})?[0-9a-f]{{16}}-[0-9]')
 # A monitor answers within milliseconds, whatever the remote side does (QEMU 7.2 and 10).
 # To open what is in Ceph it waits for that.
 _ANSWER_SECONDS, _COMMAND_SECONDS, _QUEUE_SECONDS = 3, 4, 10
+# What is read of one is read within seconds.
+_MOST_LOG = 4 << 20
 
 
 def digest(export: str) -> str:
@@ -62,6 +66,13 @@ class Connector:
         self.socket = socket_path(directory, name)
         self._daemon = daemon(directory, name, autostart=False)
         self.log_path = self._daemon.log_path
+
+    def bound_log(self) -> None:
+        """Empty what its QEMU says, each name that is asked for, where that is much by now."""
+        with contextlib.suppress(OSError):
+            if os.stat(self.log_path).st_size > _MOST_LOG:
+                # Who appends writes at the begin then.
+                os.truncate(self.log_path, 0)
 
     @property
     def runs(self) -> bool:

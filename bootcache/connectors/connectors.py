@@ -110,6 +110,8 @@ class Connectors:
         # What is being opened, by the names of connectors: no link leads there yet. Each step is
         # atomic.
         self._opening: dict[str, str] = {}
+        # One for each that is asked: its monitor takes one client at a time. Likewise.
+        self._known: dict[str, Connector] = {}
         # What was read of connectors' logs, by name; for one thread.
         self._logs: dict[str, ErrorLog] = {}
 
@@ -118,8 +120,12 @@ class Connectors:
         return os.path.join(self._links, f'{connector.digest(export)}.sock')
 
     def name_of(self, export: str) -> str:
-        """Return the name of the connector that a base is read by; empty if there is none."""
-        return self._target(self.socket(export))
+        """Return the name of the connector that a base is read by; empty if there is none.
+
+        One that has but its size is none.
+        """
+        name = self._target(self.socket(export))
+        return '' if name.startswith(connector.ABSENT) else name
 
     def since(self, export: str) -> float:
         """Return when the link of a base was made that leads where it does, in seconds since the
@@ -149,7 +155,11 @@ class Connectors:
 
     def runs(self, name: str) -> bool:
         """Tell whether a connector runs."""
-        return bool(name) and Connector(self._directory, name).runs
+        return bool(name) and self._of(name).runs
+
+    def _of(self, name: str) -> Connector:
+        return self._known.get(name) or self._known.setdefault(
+            name, Connector(self._directory, name))
 
     def connect(self, export: str, way: Way, beside: str = '', only_tries: bool = False) -> None:
         """Have a base be read by a way from now on; who reads it connects again.
@@ -160,12 +170,13 @@ class Connectors:
             connector does not answer; what was there stays.
         :raises StorageDaemonError: if the way cannot be opened, or reads fail; likewise.
         """
-        before, was_parked = self.name_of(export), self._is_parked(export)
+        before, was_parked = self._target(self.socket(export)), self._is_parked(export)
         name = next(name for name in self._names(way) if name != beside)
-        found = Connector(self._directory, name)
+        found = self._of(name)
         self._opening[export] = name
         try:
-            self._starter.start(name)
+            if not found.runs:
+                self._starter.start(name)
             found.open(export, way.node)
             steps.reached('connector: opened')
             answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
@@ -175,12 +186,12 @@ class Connectors:
                 raise fault(f'{way.text}: a read of 4 KiB: {answer.value}')
             if before != name and not only_tries:
                 self._link(export, os.path.basename(found.socket))
-        except exception.StorageDaemonError:
-            del self._opening[export]
+        except BaseException:
+            self._opening.pop(export, None)
             if name != before:
                 self._end(export, name)
             raise
-        del self._opening[export]
+        self._opening.pop(export, None)
         if only_tries and before != name:
             self._end(export, name)
         elif before != name:
@@ -188,8 +199,15 @@ class Connectors:
             if before:
                 self._end(export, before)
             elif was_parked:
-                self._starter.release()
+                self._release(export)
             LOG.info('%s is read by %s (connector %s)', export, way.text, name)
+
+    def _release(self, export: str) -> None:
+        try:
+            self._starter.release()
+        except exception.StorageDaemonError as error:
+            # Each of them connects by its link some seconds later.
+            LOG.warning('who waits for %s is not sent on: %s', export, error)
 
     @staticmethod
     def _names(way: Way) -> list[str]:
@@ -213,18 +231,23 @@ class Connectors:
         :raises StorageDaemonError: if the link cannot be made, or the connector cannot be ended
             that hangs.
         """
-        before = self.name_of(export)
+        before = self._target(self.socket(export))
         self._link(export, PARKED)
         if before:
             self._end(export, before)
             LOG.warning('%s cannot be read now: its readers wait', export)
+
+    def park_absent(self, export: str) -> None:
+        """Do so with a base of which there is but its size; raises as ``park``."""
+        if self._target(self.socket(export)).startswith(connector.ABSENT):
+            self.park(export)
 
     def _end(self, export: str, name: str) -> None:
         if name not in self._used():
             self._starter.kill(name)
             return
         try:
-            Connector(self._directory, name).close(export)
+            self._of(name).close(export)
         except exception.StorageDaemonError as error:
             LOG.warning('connector %s does not answer, and is ended: %s', name, error)
             self._starter.kill(name)
@@ -258,7 +281,7 @@ class Connectors:
         for name in self._used():
             if name.startswith(f'{origin}-'):
                 log = self._logs.setdefault(
-                    name, ErrorLog(Connector(self._directory, name).log_path))
+                    name, ErrorLog(self._of(name).log_path))
                 with contextlib.suppress(OSError):
                     found[name] = log.news()
         return found
@@ -303,8 +326,9 @@ class Connectors:
             try:
                 if name not in used:
                     self._starter.kill(name)
-                elif (found := Connector(self._directory, name)).runs:
+                elif (found := self._of(name)).runs:
                     found.sweep(used[name])
+                    found.bound_log()
             except exception.StorageDaemonError as error:
                 failed.append(f'connector {name}: {error}')
         if failed:

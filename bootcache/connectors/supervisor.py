@@ -7,6 +7,7 @@ again, and finds its connectors by their pid files; one that is told to end kill
 
 import argparse
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -62,6 +63,7 @@ class Supervisor(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, run_dir: str):
         self._starter = LocalStarter(run_dir)
@@ -69,8 +71,12 @@ class Supervisor(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         path = socket_path(run_dir)
         self._parked_path = os.path.join(run_dir, 'connectors', PARKED)
         os.makedirs(os.path.dirname(self._parked_path), exist_ok=True)
-        if listening.is_served(path):
-            raise exception.ConfigurationError(f'another {PROGRAM} serves at {path}')
+        # Held for life, and by no child.
+        lock = os.open(os.path.join(run_dir, f'{PROGRAM}.lock'), os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise exception.ConfigurationError(f'another {PROGRAM} serves at {path}') from None
         self._parked = self._park()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -82,9 +88,10 @@ class Supervisor(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         :raises BootcacheError: if it cannot be done.
         """
         if word == 'release':
-            # First another one takes its place: who is sent on may come back at once.
-            self._parked, before = self._park(), self._parked
-            before.close()
+            with self._locks.of(PARKED):
+                # First another one takes its place: who is sent on may come back at once.
+                self._parked, before = self._park(), self._parked
+                before.close()
             return
         if not connector.NAME.fullmatch(name):
             raise exception.BootcacheError(f'{name!r} is no connector\'s name')
@@ -92,7 +99,8 @@ class Supervisor(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             if word == 'kill':
                 self._starter.kill(name)
             elif word == 'start':
-                if len(self._starter.names()) >= _MOST_CONNECTORS:
+                names = self._starter.names()
+                if name not in names and len(names) >= _MOST_CONNECTORS:
                     raise exception.BootcacheError(
                         f'{_MOST_CONNECTORS} connectors run: no more are started')
                 self._starter.start(name)

@@ -11,6 +11,7 @@ from typing import Any
 from bootcache import bus, exception, naming, qemuimg
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone
+from bootcache.connectors import connector
 
 # Reads wait for a connection without end: the link to the connector is exchanged meanwhile.
 _RECONNECT_SECONDS = 3600
@@ -22,8 +23,9 @@ class Way:
     """A way by which a base is read.
 
     :ivar node: the block node that a connector opens for it, without its name.
-    :ivar origin: what such nodes have in common that one connector opens, in 16 hexadecimal
-        digits: a storage node's address and this host's certificate, a Ceph cluster and its user.
+    :ivar origin: what such nodes have in common that one connector opens, a storage node's address
+        and this host's certificate, or a Ceph cluster and its user, in 16 hexadecimal digits; with
+        ``connector.ABSENT`` before them for what is away.
     :ivar text: for messages.
     """
 
@@ -76,7 +78,7 @@ def absent_way(export: str, virtual_bytes: int) -> Way:
     :param virtual_bytes: size of the base.
     """
     return Way({'driver': 'null-co', 'size': virtual_bytes, 'read-zeroes': False},
-               _origin('absent', export), 'nowhere')
+               connector.ABSENT + _origin(export), 'nowhere')
 
 
 def _origin(*parts: object) -> str:

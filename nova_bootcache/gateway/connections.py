@@ -227,23 +227,27 @@ class BaseConnections:
                         error)
 
     @contextlib.contextmanager
-    def absent(self, export: str, virtual_bytes: int) -> Iterator[Callable[[], None]]:
+    def absent(self, export: str, virtual_bytes: int, is_served: Callable[[], bool]
+               ) -> Iterator[Callable[[], None]]:
         """Have the gateway open a base that cannot be read now: it learns its size.
 
         Nobody else changes the way to it meanwhile.
 
+        :param is_served: tells whether somebody else has had it opened by now: nobody who reads
+            it may ever come to what has but its size.
         :returns: has it be read by no way, until the watch finds one; to be called before anybody
             reads it. Nothing happens then if it can be read by now.
         :raises StorageDaemonError: if no connector can be started.
         """
-        way = absent_way(export, virtual_bytes)
         with self._alone(export):
-            name = self._connectors.name_of(export)
-            if name and not name.startswith(way.origin):
+            if is_served() or self.is_read(export):
                 yield lambda: None
-            else:
-                self._connectors.connect(export, way)
-                yield lambda: self._connectors.park(export)
+                return
+            self._connectors.connect(export, absent_way(export, virtual_bytes))
+            try:
+                yield lambda: self._connectors.park_absent(export)
+            finally:
+                self._connectors.park_absent(export)
 
     def hold(self, holder: str, remote: Remote) -> None:
         """Have something of a storage node be read, whether the gateway serves it or not.

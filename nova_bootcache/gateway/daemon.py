@@ -12,7 +12,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import daemonjobs, exception, growingstore, naming, steps
+from bootcache import daemonjobs, exception, growingstore, naming, qemuimg, steps
 from bootcache.breaker import Breaker
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
@@ -80,7 +80,9 @@ class Gateway:
         :param export: the storage node's name for it.
         """
         return {**graph.linked_node(export, self.connections.socket(export),
-                                    self._reconnect_delay), 'node-name': name}
+                                    self._reconnect_delay),
+                # It may be parked just now, where nobody answers.
+                **qemuimg.open_timeout(), 'node-name': name}
 
     def ensure_base(self, remote: Remote) -> str:
         """Serve a base to this host's servers.
@@ -108,9 +110,10 @@ class Gateway:
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
         """
         self.daemon.ensure_running()
-        if not self._present(remote.image_id).is_exported:
-            with self.connections.absent(remote.export, virtual_bytes) as opened:
-                self._export(remote, opened)
+        with self.connections.absent(
+                remote.export, virtual_bytes,
+                lambda: self._present(remote.image_id).is_exported) as opened:
+            self._export(remote, opened)
 
     def _export(self, remote: Remote, opened: Callable[[], None] = lambda: None) -> str:
         image_id = remote.image_id

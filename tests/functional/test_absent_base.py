@@ -4,7 +4,9 @@ Gateway, exporter and chains are real; the storage service's answers are a stand
 """
 
 import dataclasses
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import nbd
 import pytest
@@ -13,6 +15,7 @@ from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
+from bootcache.connectors.connectors import PARKED
 from bootcache.workingset import Extent
 
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
@@ -99,6 +102,15 @@ def test_nobody_takes_what_is_absent_for_zeros(host, node, directory):
     assert handle.get_size() == SIZE
     with pytest.raises(nbd.Error):
         handle.block_status(SIZE, 0, lambda *_status: 0)
+
+
+def test_several_starts_at_once_leave_it_read_by_no_way(host, node, directory):
+    """What has its size alone gives whoever reads anything."""
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _number: start(host, directory), range(12)))
+    assert not is_read(host, node)
+    socket = host.connections.socket(node.remote().export)
+    assert os.path.basename(os.readlink(socket)) == PARKED
 
 
 def test_what_needs_the_data_does_not_take_it(host, directory):

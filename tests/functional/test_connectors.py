@@ -3,13 +3,14 @@
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import nbd
 import pytest
-from functional_tools import end_supervisor, free_port, frozen, until
+from functional_tools import command_lines, end_supervisor, free_port, frozen, until
 
 from bootcache import exception
-from bootcache.connectors import connector, probe
+from bootcache.connectors import connector, probe, supervisor
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.supervisor import SupervisedStarter
@@ -211,3 +212,26 @@ def test_who_looks_whether_the_supervisor_is_there_makes_no_line(connectors, dir
         told = stream.read()
     assert "start x: 'x' is no connector's name" in told
     assert "'' is no connector's name" not in told
+
+
+def test_many_bases_are_connected_by_many_threads_at_once(connectors, storage_nodes):
+    """As when many servers start: a connector's monitor takes one client at a time."""
+    node, *_others = storage_nodes
+    exports = [f'{EXPORT}-{number}' for number in range(24)]
+    for export in exports:
+        node.add_export(export, 'base')
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda export: connectors.connect(
+            export, nbd_way('127.0.0.1', node.listener.port, export)), exports))
+    assert len({connectors.name_of(export) for export in exports}) == 1
+    answers = probe.read({export: connectors.socket(export) for export in exports}, 4)
+    assert set(answers.values()) == {Answer.READ}
+
+
+def test_supervisors_that_are_started_at_once_leave_one(directory, connectors, storage_nodes):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _number: SupervisedStarter(directory, autostart=True).release(),
+                      range(16)))
+    lives = [words for words in command_lines().values()
+             if supervisor.__name__ in words and words[-1] == directory]
+    assert len(lives) == 1

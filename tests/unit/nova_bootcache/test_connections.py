@@ -14,6 +14,7 @@ from fakes_clock import Clock
 from bootcache import exception
 from bootcache.ceph.places import RbdOrigin
 from bootcache.connectors import probe
+from bootcache.connectors.connector import ABSENT
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.ways import absent_way, rbd_origin, rbd_way
 from nova_bootcache.gateway import connections
@@ -64,7 +65,8 @@ class Connectors:
         return f'/run/bases/{export}'
 
     def name_of(self, export):
-        return self.links.get(export, '')
+        name = self.links.get(export, '')
+        return '' if name.startswith(ABSENT) else name
 
     def runs(self, name):
         return name in self.running
@@ -85,6 +87,10 @@ class Connectors:
 
     def park(self, export):
         self.links[export] = ''
+
+    def park_absent(self, export):
+        if self.links.get(export, '').startswith(ABSENT):
+            self.park(export)
 
     def keep(self, exports):
         self.kept = set(exports)
@@ -158,6 +164,9 @@ class House:
 
     def place(self, base=BASE):
         return self.connectors.place_of(base.export)
+
+    def linked(self, base=BASE):
+        return self.connectors.links.get(base.export)
 
     def name(self, base=BASE):
         return self.connectors.name_of(base.export)
@@ -260,14 +269,24 @@ def test_a_way_that_fails_leaves_what_is_there(house, caplog):
 
 
 def test_a_base_whose_size_is_all_that_is_known_is_read_by_no_way_after_that(house):
-    with house.of.absent(BASE.export, 1 << 30):
-        assert house.name().startswith(absent_way(BASE.export, 1 << 30).origin)
+    with pytest.raises(exception.StorageDaemonError):
+        with house.of.absent(BASE.export, 1 << 30, lambda: False):
+            assert house.linked().startswith(absent_way(BASE.export, 1 << 30).origin)
+            assert not house.of.is_read(BASE.export)
+            raise exception.StorageDaemonError('the gateway does not answer')
+    assert house.linked() == ''
     # As after a crash before it was parked.
-    with house.of.absent(BASE.export, 1 << 30) as opened:
+    house.connectors.connect(BASE.export, absent_way(BASE.export, 1 << 30))
+    assert not house.of.is_read(BASE.export)
+    with house.of.absent(BASE.export, 1 << 30, lambda: False) as opened:
         opened()
-        assert not house.of.is_read(BASE.export)
+        assert house.linked() == ''
+    # Somebody else was first, and its readers wait.
+    with house.of.absent(BASE.export, 1 << 30, lambda: True) as opened:
+        assert house.linked() == ''
+        opened()
     house.of.connect(BASE)
-    with house.of.absent(BASE.export, 1 << 30) as opened:
+    with house.of.absent(BASE.export, 1 << 30, lambda: False) as opened:
         opened()
     assert house.place() == NODE
 

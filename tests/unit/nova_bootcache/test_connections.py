@@ -137,7 +137,9 @@ class Clones:
     def way(self, base, makes=True):
         if makes:
             self.made.append(base.image_id)
-        return rbd_way(self.clone(base, base.rbd), '/c', 'u') if self.has_any else None
+        if not (self.is_on and self.has_any) or base.rbd is None:
+            return None
+        return rbd_way(self.clone(base, base.rbd), '/c', 'u')
 
     def sweep(self, read):
         self.read = {base.image_id for base in read}

@@ -8,7 +8,7 @@ import uuid
 
 import nbd
 import pytest
-from functional_tools import frozen, until
+from functional_tools import frozen, qemu_version, until
 from glance_rbd import MIB, SIZE, connected, content_of, go_on, obtained, served
 
 from bootcache import exception
@@ -21,6 +21,8 @@ from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.storage.exporters import Exporters
 
 
+@pytest.mark.xfail(qemu_version() >= 10, raises=exception.StorageDaemonBusy, strict=True,
+                   reason='QEMU 10 adds no node that has a child while any read waits')
 def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ceph_image,
                                                      ceph_exporter, make_base, directory):
     path, facts = ceph_image

@@ -9,6 +9,7 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
+from bootcache import optionfault
 from bootcache.breaker import Breaker
 from bootcache.bus import BusOpening, within
 from bootcache.exception import ConfigurationError
@@ -208,9 +209,8 @@ def get_transport(conf: cfg.ConfigOpts) -> messaging.Transport:
             return messaging.get_rpc_transport(conf, url=url)
     except messaging.DriverLoadFailure as error:
         kind = str(error.driver)
-    except cfg.ConfigSourceValueError:
-        # Of another option, of which it tells.
-        raise
+    except cfg.ConfigSourceValueError as error:
+        raise ConfigurationError(optionfault.told(error, conf)) from None
     except (messaging.InvalidTransportURL, ValueError):
         # Their messages have the password.
         place = conf.get_location('transport_url', bootcache_conf.GROUP if url else None)
@@ -406,7 +406,7 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             nothing else), ``export``, ``stored_bytes``,
             ``image_hash``, ``image_format`` (qcow2 or raw), ``signature`` (as of ``plan_boot``)
             and ``settle`` (whether the image's servers are to be settled); None if the image has no
-            base here.
+            base here, or it is not served, and only ``settle`` if they are not to be even so.
         """
         answer: dict[str, Any] | None = self._call(
             'serve_stored', image_id=image_id, host=host, certificate=certificate)

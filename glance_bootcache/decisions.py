@@ -232,7 +232,8 @@ class ImageDecision:
     """An action, with what it needs.
 
     :ivar reason: for SKIP, FAIL and AWAIT.
-    :ivar policy: for SERVE, RECORD, AWAIT and REBUILD; also for NOTHING, where the image is served.
+    :ivar policy: for SERVE, RECORD, AWAIT and REBUILD; also for NOTHING, where the image is served,
+        and for SKIP of one that is off or deactivated.
     """
 
     action: ImageAction
@@ -333,7 +334,7 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
     except exception.InvalidProperty as error:
         return ImageDecision(ImageAction.SKIP, str(error))
     if availability(image) is Availability.OFF:
-        return ImageDecision(ImageAction.SKIP, f'{properties.MODE}=off')
+        return ImageDecision(ImageAction.SKIP, f'{properties.MODE}=off', policy)
     if image.status == 'queued' and (manifest is None or not manifest.made.base_path):
         # It is heard of when it has data. One that had begun to get them has failed to.
         return ImageDecision(ImageAction.FAIL, NO_DATA) if manifest is not None \
@@ -341,7 +342,7 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
     if image.status in ('queued', 'saving', 'uploading', 'importing'):
         return ImageDecision(ImageAction.WAIT)
     if image.status != 'active':
-        return ImageDecision(ImageAction.SKIP, f'the image is {image.status}')
+        return ImageDecision(ImageAction.SKIP, f'the image is {image.status}', policy)
     reason = skip_reason(image, build_snapshots, verifies)
     if reason:
         return ImageDecision(ImageAction.SKIP, reason)

@@ -389,9 +389,10 @@ def check(conf: cfg.ConfigOpts) -> None:
             group[name]
         except ValueError as error:
             raise exception.ConfigurationError(optionfault.told(error, conf)) from None
-        except cfg.Error as error:
+        except cfg.Error:
+            # Which has what follows it, as of a password.
             raise exception.ConfigurationError(
-                f'[{shared.GROUP}]{name}: {error}; a "$" in its value is written as "$$"') from None
+                f'[{shared.GROUP}]{name}: a "$" in its value; write "$$" for it') from None
     shared.check_sockets(conf)
     if not os.path.isabs(group.gateway_run_dir):
         tier.check_directory('gateway_run_dir', group.gateway_run_dir)

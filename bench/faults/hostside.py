@@ -83,6 +83,10 @@ class LocalNova:
     def make_writable(self, path: str) -> None:
         """Do nothing: whoever runs this owns all disks."""
 
+    def sees_errors(self, server_id: str) -> bool:
+        """Tell that none does."""
+        return False
+
     def instance_lock(self, server_id: str, waits: bool = True
                       ) -> contextlib.AbstractContextManager[bool]:
         """Return one that keeps nobody out: nobody else works on servers."""

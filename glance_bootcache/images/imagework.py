@@ -104,12 +104,12 @@ def _link(source: str, target: str) -> str:
     except OSError as error:
         cure, directory = '', os.path.dirname(target)
         if os.stat(source).st_dev == os.stat(directory).st_dev:
-            cure = '. Both are on one file system: ' + {
-                errno.EXDEV: f'{directory} is on a mount of its own (that of a unit with'
+            cure = '. Both are on one file system' + {
+                errno.EXDEV: f': {directory} is on a mount of its own (that of a unit with'
                 ' StateDirectory= or ReadWritePaths=, a bind mount or a volume), or in another'
                 ' project of a quota; take that out',
-                errno.EPERM: 'run this service as the owner of that file'}.get(
-                    error.errno or 0, 'make that possible')
+                errno.EPERM: ': run this service as the owner of that file'}.get(
+                    error.errno or 0, '')
         LOG.log(logging.WARNING if cure else logging.INFO,
                 '%s cannot be linked into the state directory (%s); it is used in place, and'
                 ' servers lose it when Glance deletes the image and the exporter restarts%s',

@@ -145,7 +145,8 @@ class Manager:
             availability=decisions.availability(image)))
         if decision.action is ImageAction.SKIP:
             self.jobs.cancel(image_id)
-            self._skip(fresh, decision.reason, settle=not decisions.is_signed(image))
+            self._skip(fresh, decision.reason, not decisions.is_signed(image) and (
+                decision.policy.settle if decision.policy else fresh.wished.settle))
         elif decision.action is ImageAction.WAIT:
             if manifest is None or manifest.standing is Standing.FAILED:
                 self._store.put(fresh.standing_at(Standing.WANTED))
@@ -352,7 +353,6 @@ class Manager:
         self.retiring.retire(image_id)
 
     def _skip(self, manifest: Manifest, reason: str, settle: bool) -> None:
-        settle = manifest.wished.settle and settle
         if manifest.standing is Standing.SKIPPED and manifest.reason == reason \
                 and manifest.wished.settle == settle:
             return

@@ -513,12 +513,14 @@ class ReportedBoots:
         """Serve an image's stored bytes to a host that settles its servers.
 
         :param certificate: the distinguished name in the host's.
-        :returns: None if it is not served to settle: they settle onto a full base that is there.
+        :returns: None if it is not served to settle: they settle onto a full base that is there,
+            unless the image says that they are not to.
         """
         manifest = self._store.load(image_id)
-        if manifest is None or not manifest.made.base_path \
-                or not served(manifest.wished.availability).base_to_settle:
+        if manifest is None:
             return None
+        if not manifest.made.base_path or not served(manifest.wished.availability).base_to_settle:
+            return None if manifest.wished.settle else {'settle': False}
         whose = self._exporter.know(host, certificate)
         export = self._exporter.ensure_stored(manifest, whose)
         described = self._exporter.describe(manifest, whose)

@@ -251,8 +251,10 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
             try:
                 self._disks.end_half_done(instance)
+                to_wait = errorpolicy.with_policies \
+                    if self._disks.stands_on_cache_image(instance) else None
                 self._open_chain(instance, guest_waits=self.standing.comes_back_running(
-                    instance.uuid))
+                    instance.uuid, to_wait))
             except nova_exception.InternalError as error:
                 raise nova_exception.InstanceFaultRollback(error) from error
             super().resume(context, instance, *args, **kwargs)
@@ -268,7 +270,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         """See that the chain can be opened; Nova starts what libvirt knew before the rescue."""
         with self.settler.held(instance.uuid):
             self._disks.end_half_done(instance)
-            self._open_chain(instance, guest_waits=True)
+            self._open_chain(instance, guest_waits=self._disks.waits_when_unrescued(instance))
             super().unrescue(context, instance, *args, **kwargs)
 
     def snapshot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:

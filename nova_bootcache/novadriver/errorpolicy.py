@@ -7,11 +7,16 @@ rest from below. See nova_bootcache/standstill for who lets it go on.
 
 import functools
 import os
+import stat
 from typing import Any
 
 from nova.virt.libvirt import config, migration
+from oslo_log import log as logging
 
-from nova_bootcache.standstill.errorstop import POLICIES
+from bootcache import savefile
+from nova_bootcache.standstill.errorstop import POLICIES, waits_at
+
+LOG = logging.getLogger(__name__)
 
 # What Nova itself makes the description with.
 etree = migration.etree
@@ -79,3 +84,21 @@ def with_policies(description: Any) -> str:
     for disk in disks:
         _add(disk)
     return str(etree.tostring(domain, encoding='unicode')) if disks else ''
+
+
+def add_to_file(path: str) -> bool:
+    """Have the guest wait of a description in a file of Nova's.
+
+    :returns: whether it does; no if that is not known.
+    """
+    try:
+        with open(path) as stream:
+            found = stream.read()
+        described = with_policies(found)
+        if described and not waits_at(found):
+            savefile.write_text(path, described, stat.S_IMODE(os.stat(path).st_mode))
+        return bool(described)
+    except (OSError, ValueError) as error:
+        LOG.warning('bootcache: whether a guest waits for its disk cannot be seen, or changed, in'
+                    ' %s: %s', path, error)
+        return False

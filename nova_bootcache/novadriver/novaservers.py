@@ -26,6 +26,7 @@ from bootcache import exception
 from nova_bootcache.libvirtcalls import BoundedDomain, LibvirtCalls
 from nova_bootcache.novadriver import diskconf, signatures
 from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.standstill import errorstop
 
 _Found = TypeVar('_Found')
 
@@ -67,6 +68,10 @@ def make_writable(path: str) -> None:
             f' privsep helper: {error}') from error
 
 
+# A bound of memory: servers come and go.
+_MOST_REMEMBERED = 1000
+
+
 def _if_any(find: Callable[[], _Found]) -> _Found | None:
     """Return the domain that is found, None if there is none."""
     try:
@@ -88,6 +93,8 @@ class NovaServers:
         self._host = host
         # Those of settling, beside Nova's.
         self._calls = LibvirtCalls(self.connect)
+        # Servers whose guests wait for their disks, with libvirt's number of that run.
+        self._waits: dict[str, int] = {}
         self.base_directory = os.path.join(CONF.instances_path,
                                            CONF.image_cache.subdirectory_name)
         self.force_raw = bool(CONF.force_raw_images)
@@ -146,6 +153,32 @@ class NovaServers:
         :raises libvirtError: if it does not tell.
         """
         return _if_any(lambda: self._calls.find(server_id, urgent))
+
+    def sees_errors(self, server_id: str) -> bool:
+        """Tell whether its guest runs, and would see an I/O error instead of waiting.
+
+        It came from a host with stock Nova's driver, or was started by that. No if libvirt does not
+        tell, or QEMU does not answer. Neither changes that while it runs, and one that waits is
+        started as one that waits again: it is asked once a run at most.
+        """
+        try:
+            domain = self.bounded_domain(server_id)
+            run = -1 if domain is None else domain.ID()
+            if domain is None or run < 0:
+                self._waits.pop(server_id, None)
+                return False
+            if self._waits.get(server_id) == run:
+                return False
+            if not errorstop.waits_at(domain.XMLDesc(0)):
+                return True
+            if len(self._waits) >= _MOST_REMEMBERED:
+                self._waits.clear()
+            self._waits[server_id] = run
+            return False
+        except Exception as error:
+            LOG.debug('bootcache: whether the guest of server %s waits for its disk is not known:'
+                      ' %s', server_id, error)
+            return False
 
     def capabilities(self) -> str:
         """Return libvirt's description of this host, as XML."""

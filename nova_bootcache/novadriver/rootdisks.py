@@ -11,6 +11,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import exception
+from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 
 LOG = logging.getLogger(__name__)
@@ -157,3 +158,12 @@ class RootDisks:
         """Tell whether a server's disk stands on a cache image; no if that is not known."""
         disk = self.find(instance)
         return disk is not None and disk.stands_on_cache_image()
+
+    def waits_when_unrescued(self, instance: Any) -> bool:
+        """Tell whether a guest waits for its disk once it is not rescued any more.
+
+        Nova keeps what libvirt said of it before. Of one that had come, running, from a host with
+        stock Nova's driver that does not say so: one on a cache image is made to wait.
+        """
+        return self.stands_on_cache_image(instance) and errorpolicy.add_to_file(
+            os.path.join(libvirt_utils.get_instance_path(instance), 'unrescue.xml'))

@@ -64,6 +64,9 @@ class Nova(Protocol):
         :raises libvirtError: if libvirt does not tell.
         """
 
+    def sees_errors(self, server_id: str) -> bool:
+        """Tell whether its guest runs, and would see an I/O error instead of waiting."""
+
     def instance_lock(self, server_id: str, waits: bool = True
                       ) -> contextlib.AbstractContextManager[bool]:
         """Take Nova's lock of a server; False if it is not to wait, and somebody has it."""

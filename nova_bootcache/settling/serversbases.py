@@ -145,20 +145,18 @@ class ServersBases:
 
     def _complete(self, image_id: str, servers: list[LocalServer]) -> tuple[int, int] | None:
         target = self.path(image_id)
+        stored = self._host.storage.ask_for_stored(image_id)
+        self._unsettled.unwanted.discard(image_id)
+        if stored is not None and not self._is_to_settle(image_id, bool(stored['settle'])):
+            self._unsettled.unwanted.add(image_id)
+            return None
         needs_stock = not os.path.exists(target) \
             and any(self._nova.needs_stock_base(server.server_id) for server in servers)
-        stored = self._host.storage.ask_for_stored(image_id)
         if needs_stock and not (stored and stored.get('signature')):
             raise exception.BootcacheError(
                 'the image\'s signature has to be checked, and the storage service has not'
                 ' verified it; stock Nova makes the full base when the next server of the image'
                 ' starts')
-        self._unsettled.unwanted.discard(image_id)
-        # While the image is deactivated, what it said before.
-        if not self._is_to_settle(image_id, bool(stored['settle']) if stored is not None
-                                  else not self.is_unwanted(image_id)):
-            self._unsettled.unwanted.add(image_id)
-            return None
         if stored is None:
             if not os.path.exists(target):
                 raise exception.BootcacheError(

@@ -243,7 +243,10 @@ class Settler:
         self._chained.keep_only(set(map(os.path.basename, self._nova.directories())))
         self._unsettled = unsettled
         stand = [server for servers in unsettled.values() for server in servers]
-        self.unsettled.note(stand, self._pauses, self._hanging.why)
+        self.unsettled.note(stand, self._pauses, {
+            server.server_id for server in stand if server.server_id not in self._hanging
+            and self._nova.sees_errors(server.server_id)},
+            self._hanging.why)
         self._hanging.keep_only({server.server_id for server in present})
         self._pauses.keep_only({*unsettled, *(server.server_id for server in stand)})
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.

@@ -23,6 +23,9 @@ SOON = 'it is settled soon'
 YOUNG = 'it is settled when it has run for as long as [bootcache]settle_delay of its host says'
 QUEUED = 'it is settled when it is its host\'s turn: as many as [bootcache]settle_slots of the' \
     ' storage service allows get full bases from the storage node now'
+# Of one that stock Nova started, or libvirt by itself.
+SEES_ERRORS = ('; its guest sees an I/O error while the storage node is away: hard reboot it, or'
+               ' migrate it live')
 # By Nova's state of a server that is not settled in it, what ends that state.
 _CURES = {'suspended': 'resume it', 'rescued': 'unrescue it',
           'resized': 'confirm or revert its resize', 'error': 'mend or delete it'}
@@ -73,9 +76,11 @@ class Unsettled:
         self._seen: tuple[LocalServer, ...] | None = None
         self._failed: Container[str] = ()
         self._hangs_at: Callable[[str], str] = lambda _server_id: ''
+        self._see_errors: Container[str] = ()
         self._told: set[tuple[str, str]] = set()
 
     def note(self, servers: Iterable[LocalServer], failed: Container[str],
+             see_errors: Container[str] = (),
              hangs_at: Callable[[str], str] = lambda _server_id: '') -> None:
         """Note the servers that stand on a cache image.
 
@@ -83,10 +88,11 @@ class Unsettled:
 
         :param failed: images and servers with which it did not come off, as it is whenever it is
             told.
+        :param see_errors: ids of servers whose guests do not wait for their disks.
         :param hangs_at: tells at what the move of a server hangs, as it is whenever it is told.
         """
         self._hangs_at = hangs_at
-        self._failed, self._seen = failed, tuple(servers)
+        self._failed, self._see_errors, self._seen = failed, see_errors, tuple(servers)
         stuck = {(server.server_id, self._why(server)) for server in self._seen
                  if not server.settles and server.state in _CURES}
         for server_id, reason in sorted(stuck - self._told):
@@ -103,10 +109,13 @@ class Unsettled:
                    and server.state != 'powering-on' for server in self._seen or ())
 
     def _why(self, server: LocalServer) -> str:
-        return why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
-                   has_failed=server.image_id in self._failed or server.server_id in self._failed,
-                   hangs_at=self._hangs_at(server.server_id), is_young=server.age < self._delay,
-                   is_queued=server.image_id in self.queued)
+        reason = why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
+                     has_failed=server.image_id in self._failed
+                     or server.server_id in self._failed,
+                     hangs_at=self._hangs_at(server.server_id),
+                     is_young=server.age < self._delay,
+                     is_queued=server.image_id in self.queued)
+        return reason + SEES_ERRORS if server.server_id in self._see_errors else reason
 
     def report(self) -> dict[str, Any] | None:
         """Return it as the storage service is told: see ``report_holdings`` in rpcapi."""

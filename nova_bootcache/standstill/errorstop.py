@@ -140,13 +140,23 @@ def stands_still(domain: Any) -> bool:
     return bool(domain.state(0)[0] == libvirt.VIR_DOMAIN_PAUSED)
 
 
-def comes_back_running(domain: Any) -> None:
+def comes_back_running(domain: Any, change: Callable[[str], str]) -> None:
     """Have its guest run when it is restored, if its memory is saved.
 
     Of one that stood still, for whatever reason, libvirt notes that it did not run.
 
+    :param change: what else to change in the description that its memory is saved with.
     :raises libvirtError: if libvirt refuses.
     """
     if domain.hasManagedSaveImage(0):
         description = domain.managedSaveGetXMLDesc(libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
-        domain.managedSaveDefineXML(description, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+        domain.managedSaveDefineXML(change(description), libvirt.VIR_DOMAIN_SAVE_RUNNING)
+
+
+def comes_back_waiting(domain: Any) -> bool:
+    """Tell whether its guest waits for its disk when it is restored, or started.
+
+    :raises libvirtError: if libvirt does not tell.
+    """
+    return bool(waits_at(domain.managedSaveGetXMLDesc(0) if domain.hasManagedSaveImage(0)
+                         else domain.XMLDesc(0)))

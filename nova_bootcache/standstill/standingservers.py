@@ -310,11 +310,14 @@ class StandingServers:
                 return False
         return self.is_standing(server_id)
 
-    def comes_back_running(self, server_id: str) -> bool:
+    def comes_back_running(self, server_id: str,
+                           to_wait: Callable[[str], str] | None = None) -> bool:
         """Have a server's guest run when it is resumed, also if it stood still as it was suspended.
 
         Nova waits without end until it does.
 
+        :param to_wait: makes its description one with which it waits for its disk; None if it need
+            not. It may have come, running, from a host with stock Nova's driver.
         :returns: whether it waits for its disk.
         """
         found = []
@@ -322,9 +325,11 @@ class StandingServers:
         def change() -> None:
             # It is off: no QEMU has to answer. How long its memory's file takes is not known.
             domain = self._nova.connect().lookupByUUIDString(server_id)
-            if errorstop.waits_at(errorstop.description(domain)):
-                errorstop.comes_back_running(domain)
-                found.append(True)
+            if to_wait is None and not errorstop.waits_at(errorstop.description(domain)):
+                return
+            errorstop.comes_back_running(
+                domain, lambda text: (to_wait(text) if to_wait is not None else '') or text)
+            found.append(errorstop.comes_back_waiting(domain))
 
         self._change(server_id, change, 'what it was suspended as')
         return any(found)

@@ -104,6 +104,11 @@ def read_base(host, image, offset, length):
         handle.shutdown()
 
 
+def qemu_version():
+    """Return the number of this machine's QEMU, the first of it."""
+    return int(qemu_img('--version').split('version ')[1].partition('.')[0])
+
+
 def qemu_img(*arguments):
     """Run qemu-img and return what it prints."""
     return subprocess.run(['qemu-img', *map(str, arguments)], check=True, capture_output=True,

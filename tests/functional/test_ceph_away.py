@@ -9,7 +9,7 @@ from concurrent import futures
 
 import nbd
 import pytest
-from functional_tools import frozen, until
+from functional_tools import frozen, qemu_version, until
 from glance_rbd import MIB, SIZE, connected, content_of, go_on, obtained, served
 
 from bootcache import exception
@@ -36,6 +36,8 @@ def kill(daemon):
     until(lambda: daemon.pid() is None, 'the end of the daemon')
 
 
+@pytest.mark.xfail(qemu_version() >= 10, raises=exception.StorageDaemonBusy, strict=True,
+                   reason='QEMU 10 adds no node that has a child while any read waits')
 def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ceph_image,
                                                      ceph_exporter, make_base, directory):
     path, facts = ceph_image

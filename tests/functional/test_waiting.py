@@ -17,6 +17,7 @@ from guests import at_home, connect
 
 from bootcache import exception
 from nova_bootcache import libvirtcalls
+from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.pivotstate import Marker, PivotPhase, PivotRefused
 from nova_bootcache.standstill import errorstop
@@ -285,6 +286,25 @@ def test_a_nova_compute_that_is_started_anew_does_not_ask_it_again(booted, host,
     assert booted.answer('check-all') == 'ok'
     until(lambda: not later.standing.report()['servers'], 'that nobody waits')
     later.standing.stop()
+
+
+def test_one_that_saw_errors_waits_once_it_was_suspended_and_resumed(home):
+    """As one that came, running, from a host with stock Nova's driver."""
+    guest = home('earlier', '')
+    host = Host(guest)
+    assert errorstop.waits_at(guest.domain.XMLDesc(0)) == {}
+    guest.domain.managedSave(0)
+    assert host.standing.comes_back_running(guest.domain.UUIDString(), errorpolicy.with_policies)
+    guest.domain.create()
+    guest.connect()
+    assert errorstop.waits_at(guest.domain.XMLDesc(0)) != {}
+    kill_gateway(guest)
+    reads(guest)
+    stands_still(guest)
+    host.standing.start()
+    assert guest.answer('check-all') == 'ok'
+    host.standing.stop()
+    guest.stop()
 
 
 def test_stock_novas_sees_the_error(home):

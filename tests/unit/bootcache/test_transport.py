@@ -4,7 +4,7 @@ import pytest
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
-from bootcache import optionfault, rpcapi
+from bootcache import rpcapi
 from bootcache.exception import ConfigurationError
 
 
@@ -25,10 +25,9 @@ def conf(tmp_path):
 def test_a_value_of_the_bus_that_cannot_be_is_told_as_its_own(conf):
     found = conf('[bootcache]\ntransport_url = rabbit://user:secret@127.0.0.1:5672/\n'
                  '[oslo_messaging_rabbit]\nrpc_conn_pool_size = many\n')
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ConfigurationError, match='rpc_conn_pool_size in ') as caught:
         rpcapi.get_transport(found)
-    told = optionfault.told(caught.value, found)
-    assert 'rpc_conn_pool_size in ' in told and 'transport_url' not in told
+    assert 'transport_url' not in str(caught.value)
 
 
 @pytest.mark.parametrize('url', ['rabbit://user:secret@bus:port/', 'rabbit://user:sec/ret@[::1/'])

@@ -128,3 +128,17 @@ def test_what_a_deactivated_image_says_when_it_is_active_again(house):
 def test_how_glance_tells(status, properties, state):
     assert decisions.availability(decisions.ImageFacts(
         IMAGE, status, 'raw', 'bare', 1, '', 0, 0, properties)) is state
+
+
+def test_an_image_that_is_not_to_be_settled_says_so_while_it_is_deactivated(house):
+    house.images.put(IMAGE, settle='no')
+    house.manager.consider(IMAGE)
+    house.settle()
+    house.boots.servers = {IMAGE}
+    house.images.put(IMAGE, status='deactivated', settle='no')
+    house.manager.consider(IMAGE)
+    assert house.hosts.serve_stored(IMAGE) == {'settle': False}
+    # Its owner may have another wish meanwhile.
+    house.images.put(IMAGE, status='deactivated')
+    house.manager.consider(IMAGE)
+    assert house.hosts.serve_stored(IMAGE) is None

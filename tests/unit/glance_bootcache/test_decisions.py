@@ -44,6 +44,7 @@ RECORD = ImageDecision(ImageAction.RECORD, policy=POLICY)
 NOTHING = ImageDecision(ImageAction.NOTHING, policy=POLICY)
 HELD = ImageDecision(ImageAction.NOTHING)
 SERVE = ImageDecision(ImageAction.SERVE, policy=POLICY)
+OFF = ImageDecision(ImageAction.SKIP, 'bootcache_mode=off', Policy('off', 512 * MIB, 'login:'))
 
 # None could be made of 64 MiB.
 TRIED = READY.standing_at(Standing.DONE, 'the older cache image serves, as there is no room') \
@@ -101,12 +102,9 @@ TABLE = {
             quota=512 * MIB, boot_marker='login:'), NOTHING),
     'own state properties': (image({'bootcache_state': 'ready', 'bootcache_reason': 'x'}), READY,
                              NOTHING),
-    'opted out': (image({'bootcache_mode': 'off'}), None,
-                  ImageDecision(ImageAction.SKIP, 'bootcache_mode=off')),
-    'opted out while ready': (image({'bootcache_mode': 'off'}), READY,
-                              ImageDecision(ImageAction.SKIP, 'bootcache_mode=off')),
-    'opted out while queued': (image({'bootcache_mode': 'off'}, status='queued'), None,
-                               ImageDecision(ImageAction.SKIP, 'bootcache_mode=off')),
+    'opted out': (image({'bootcache_mode': 'off'}), None, OFF),
+    'opted out while ready': (image({'bootcache_mode': 'off'}), READY, OFF),
+    'opted out while queued': (image({'bootcache_mode': 'off'}, status='queued'), None, OFF),
     'plain kernel id left empty': (image({'kernel_id': ''}), None, RECORD),
     'no volumes': (image({'block_device_mapping': '[]'}), None, RECORD),
 }

@@ -71,7 +71,7 @@ class House:
         self.known, self.domains, self.did, self.locked = {}, {}, [], []
         self.nova_has = set()  # servers whose lock Nova holds
         self.looked_at, self.booting, self.served, self.connected = [], set(), set(), set()
-        self.stored, self.signed = {}, set()
+        self.stored, self.signed, self.see_errors = {}, set(), set()
         self.empty = set()
         self.encryption = PLAIN
         # Seconds in which to ask again for a slot; 0 where there is one.
@@ -140,6 +140,9 @@ class House:
 
     def bounded_domain(self, server_id, urgent=False):
         return self.domains.get(server_id)
+
+    def sees_errors(self, server_id):
+        return server_id in self.see_errors
 
     @contextlib.contextmanager
     def instance_lock(self, server_id, waits=True):

@@ -217,7 +217,7 @@ def test_a_rate_of_warming_that_makes_no_sense(conf):
     ('exchange_socket = /' + 107 * 'x', 'at most 107 bytes'), ('gateway_run_dir = gw', 'absolute'),
     ('exchange_address = host', 'is no address'),
     ('transport_url = http://user:secret@bus/', 'begins with http://'),
-    ('transport_url = rabbit://user:se$cret@bus:5672/', 'as "$$"'),
+    ('transport_url = rabbit://user:se$cret@bus:5672/', 'write "$$"'),
     ('transport_url = rabbit://user:secret@bus:port/', 'is no URL')])
 def test_the_driver_does_not_start_with_a_value_that_cannot_be(monkeypatch, tmp_path, line, why):
     """Whether it is read then, or not before a server's first boot."""

@@ -3,6 +3,7 @@
 The driver is our own, with Nova's methods noted; libvirt knows no domain.
 """
 
+import inspect
 import os
 import threading
 import types
@@ -25,6 +26,7 @@ from nova_bootcache.settling.pivotstate import (
     PivotFailed,
     PivotPhase,
 )
+from nova_bootcache.standstill import errorstop
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -245,8 +247,8 @@ def test_operations_wait_once_novas_start_is_over(nova, opened, monkeypatch):
     assert [patience for patience, _waits in opened] == [0, *[60] * len(OPENING)]
 
 
-# Whose guests wait for their disks, as Nova describes them, or has.
-DESCRIBED = ('_hard_reboot', 'finish_revert_migration', 'rescue', 'unrescue')
+# Whose guests Nova describes anew, so that they wait for their disks.
+DESCRIBED = ('_hard_reboot', 'finish_revert_migration', 'rescue')
 
 
 @pytest.mark.parametrize('operation', OPENING)
@@ -254,6 +256,41 @@ def test_a_guest_that_waits_for_its_disk_needs_no_storage_node_to_start(nova, op
     """One that goes on from a description that does not say so does, and what reads as no guest."""
     nova.do(operation)
     assert opened == [(0, operation in DESCRIBED)]
+
+
+@pytest.mark.parametrize('is_ours', [True, False])
+@pytest.mark.parametrize('policies', ["error_policy='stop' rerror_policy='stop'", ''])
+def test_a_guest_that_is_unrescued_waits_for_its_disk(nova, opened, monkeypatch, policies, is_ours):
+    """Nova starts what libvirt had of it, which may be stock Nova's of another host."""
+    monkeypatch.setattr(BootCacheQcow2, 'stands_on_cache_image', lambda _disk: is_ours)
+    kept = nova.directory / 'unrescue.xml'
+    kept.write_text(f"""<domain><uuid>{SERVER}</uuid><devices><disk type='file'>
+        <driver name='qemu' type='qcow2' cache='none' {policies}/>
+        <source file='{nova.directory}/disk'/><target dev='vda'/></disk></devices></domain>""")
+    kept.chmod(0o640)
+    before = kept.read_text()
+    nova.do('unrescue')
+    assert opened == [(0, is_ours)] and nova.did == ['unrescue']
+    assert bool(errorstop.waits_at(kept.read_text())) is (is_ours or bool(policies))
+    assert SERVER in kept.read_text() and "cache=" in kept.read_text()
+    assert (kept.read_text() == before) is (bool(policies) or not is_ours)
+    assert kept.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize('text', [None, 'no XML', '<domain><devices/></domain>'])
+def test_a_description_that_nova_did_not_keep_makes_nobody_wait(nova, opened, monkeypatch, text):
+    monkeypatch.setattr(BootCacheQcow2, 'stands_on_cache_image', lambda _disk: True)
+    if text is not None:
+        (nova.directory / 'unrescue.xml').write_text(text)
+    nova.do('unrescue')
+    assert opened == [(0, False)]
+
+
+def test_nova_keeps_that_description_there():
+    source = inspect.getsource(driver.LibvirtDriver.rescue)
+    assert "'unrescue.xml'" in source and 'self._get_existing_domain_xml(' in source
+    source = inspect.getsource(driver.LibvirtDriver.unrescue)
+    assert "'unrescue.xml'" in source and 'self._create_guest(context, xml, instance)' in source
 
 
 def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):

@@ -132,7 +132,7 @@ def test_what_an_image_said_holds_while_it_is_deactivated(house, settler):
     house.boots('one')
     house.stored[IMAGE]['settle'] = False
     settler.once()
-    stored, house.stored[IMAGE] = house.stored[IMAGE], None
+    stored, house.stored[IMAGE] = house.stored[IMAGE], {'settle': False}
     house.notes('sha512:ab')
     open(house.base(), 'w').close()
     house.clock.now += 60

@@ -273,6 +273,18 @@ def test_who_is_unsettled_and_why_is_told(house, settler):
     assert settler.unsettled.report() == {'servers': 0, 'named': []}
 
 
+def test_whose_guest_does_not_wait_is_told_until_it_does(house, settler):
+    house.boots('one')
+    house.stored[IMAGE]['settle'] = False
+    house.see_errors = {'one'}
+    for told in (True, False):
+        settler.once()
+        (named,) = settler.unsettled.report()['named']
+        assert ('sees an I/O error' in named[1]) is told
+        # As it was hard rebooted.
+        house.see_errors = set()
+
+
 def test_why_is_told_as_it_is_now_and_a_suspended_server_is_seen_soon(house, settler):
     house.boots('one')
     house.stored[IMAGE]['settle'] = False

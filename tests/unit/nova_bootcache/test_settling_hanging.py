@@ -211,6 +211,16 @@ def test_one_that_hangs_itself_goes_on_being_told_so(house, settler, monkeypatch
     assert settler._hanging.why('one').startswith(NO_ANSWER)
 
 
+def test_one_that_hangs_is_not_asked_whether_it_sees_errors(house, settler, monkeypatch):
+    asked = []
+    monkeypatch.setattr(house, 'sees_errors', asked.append)
+    house.boots('one')
+    house.boots('two')
+    settler._hanging.note('one', exception.LibvirtHangs(NO_ANSWER))
+    settler.once()
+    assert asked == ['two']
+
+
 # A copy that comes to no end.
 
 def stalls(*_arguments):

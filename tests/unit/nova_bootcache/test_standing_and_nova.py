@@ -4,12 +4,13 @@ Nova's methods are noted; libvirt and QEMU are real in tests/functional/test_wai
 """
 
 import inspect
+import threading
 import types
 from unittest import mock
 
 import libvirt
 import pytest
-from fakes_standing import disk, make_house
+from fakes_standing import CACHE, disk, make_house
 from nova import exception as nova_exception
 from nova.compute import api, manager, power_state, vm_states
 from nova.objects.instance import Instance
@@ -18,7 +19,11 @@ from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
 
 from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache import libvirtcalls
+from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
+from nova_bootcache.novadriver.novaservers import NovaServers
+from nova_bootcache.standstill import errorstop
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -109,12 +114,17 @@ def test_one_that_is_suspended_comes_back_running_unless_its_user_paused_it(
 
 @pytest.mark.parametrize('waits', [False, True])
 def test_one_that_is_resumed_comes_back_running_and_waits_for_its_base(nova, waits):
+    """Also one that had come, running, from a host with stock Nova's driver."""
     nova.instance.vm_state = vm_states.SUSPENDED
     nova.driver.standing.comes_back_running.side_effect = lambda *_about: nova.did.append(
         'comes_back_running') or waits
     nova.driver.resume(None, nova.instance, 'more')
     assert nova.did == ['comes_back_running', 'chain, may be absent' if waits else 'chain',
                         'resume']
+    assert nova.driver.standing.comes_back_running.call_args.args[1] is errorpolicy.with_policies
+    nova.driver._disks.stands_on_cache_image.return_value = False
+    nova.driver.resume(None, nova.instance, 'more')
+    assert nova.driver.standing.comes_back_running.call_args.args[1] is None
 
 
 def test_one_that_cannot_be_resumed_stays_suspended(nova, monkeypatch):
@@ -239,6 +249,36 @@ def house(monkeypatch):
     return make_house(monkeypatch)
 
 
+@pytest.mark.parametrize('policies, is_active, sees', [
+    ("error_policy='stop' rerror_policy='stop'", True, False), ('', True, True),
+    ('', False, False)])
+def test_a_guest_that_was_started_before_sees_errors(house, monkeypatch, policies, is_active, sees):
+    """What is off is given the policies when it is started."""
+    domain = house.stands('a', xml=disk(policies=policies))
+    domain.ID = lambda: 7 if is_active else -1  # libvirt's name
+    monkeypatch.setattr(NovaServers, 'connect', lambda _servers: house.connect())
+    servers = NovaServers(None)
+    assert servers.sees_errors('a') is sees
+    assert servers.sees_errors('gone') is False
+    domain.ID = lambda: 1 / 0
+    assert servers.sees_errors('a') is False
+
+
+def test_that_a_guest_waits_is_asked_once_a_run_and_nobody_waits_for_its_qemu(house, monkeypatch):
+    domain, asked, over = house.stands('a'), [], threading.Event()
+    domain.ID = lambda: 7
+    monkeypatch.setattr(domain, 'XMLDesc', lambda _flags: asked.append(1) or domain.xml)
+    monkeypatch.setattr(NovaServers, 'connect', lambda _servers: house.connect())
+    monkeypatch.setattr(libvirtcalls, 'SECONDS', 0.05)
+    servers = NovaServers(None)
+    assert [servers.sees_errors('a') for _look in range(3)] == [False] * 3 and len(asked) == 1
+    # The next run is another one, and its QEMU hangs.
+    domain.ID = lambda: 8
+    monkeypatch.setattr(domain, 'XMLDesc', lambda _flags: over.wait(60))
+    assert servers.sees_errors('a') is False and len(servers._calls._left) == 1
+    over.set()
+
+
 USER = libvirt.VIR_DOMAIN_PAUSED_USER
 
 
@@ -252,12 +292,28 @@ def test_a_saved_guest_is_noted_as_one_that_ran(house):
     assert domain.redefined == [('<domain/>', libvirt.VIR_DOMAIN_SAVE_RUNNING)]
 
 
+def test_a_guest_that_saw_errors_as_it_was_suspended_waits_when_it_is_resumed(house):
+    """As one that came, running, from a host with stock Nova's driver."""
+    domain = house.stands('a', xml=disk(policies=''))
+    domain.saved = domain.xml
+    assert not house.standing.comes_back_running('a') and domain.redefined == []
+    assert house.standing.comes_back_running('a', errorpolicy.with_policies)
+    (description, flags), = domain.redefined
+    assert errorstop.waits_at(description) == {'vda': CACHE}
+    assert flags == libvirt.VIR_DOMAIN_SAVE_RUNNING
+    # Of one without a disk of ours nothing is changed but that it runs.
+    other = house.stands('b', xml="<disk type='file' device='cdrom'/>")
+    other.saved = other.xml
+    assert not house.standing.comes_back_running('b', errorpolicy.with_policies)
+    assert other.redefined == [(other.xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)]
+
+
 def test_one_that_was_not_saved_waits_if_it_is_described_so(house):
     """As its memory was lost: it is started anew."""
     house.stands('a')
     house.stands('b', xml=disk(policies=''))
-    assert house.standing.comes_back_running('a')
-    assert not house.standing.comes_back_running('b')
+    assert house.standing.comes_back_running('a', errorpolicy.with_policies)
+    assert not house.standing.comes_back_running('b', errorpolicy.with_policies)
 
 
 def test_a_guest_goes_on_that_stood_still_as_it_came(house):

@@ -4,7 +4,7 @@ import pytest
 
 from nova_bootcache.settling import unsettled
 from nova_bootcache.settling.localservers import LocalServer
-from nova_bootcache.settling.unsettled import SOON, YOUNG, Unsettled
+from nova_bootcache.settling.unsettled import SEES_ERRORS, SOON, YOUNG, Unsettled
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -88,9 +88,13 @@ def test_a_suspended_server_is_logged_once(caplog):
     assert len(caplog.records) == 2
 
 
-def test_those_for_which_somebody_has_to_do_something_are_told_of_first():
+def test_those_whose_guests_do_not_wait_are_told_of_first():
+    """What ends that is not to settle them."""
     seen = Unsettled(is_off=False)
-    seen.note([server('a'), server('b', False, 'suspended')], {})
-    assert seen.report()['named'] == [['b', 'it is suspended: resume it'], ['a', SOON]]
-
-
+    seen.note([server('a'), server('b'), server('c', False, 'suspended')], {}, {'b', 'c'})
+    assert seen.report()['named'] == [
+        ['b', SOON + SEES_ERRORS], ['c', 'it is suspended: resume it' + SEES_ERRORS], ['a', SOON]]
+    # The storage service takes so much of it.
+    assert len(why(server('a'), is_unwanted=True) + SEES_ERRORS) < 255
+    seen.note([server('b')], {})
+    assert seen.report()['named'] == [['b', SOON]]

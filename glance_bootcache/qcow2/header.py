@@ -152,11 +152,16 @@ def read(reader: Reader) -> Header:
 
 
 def _check_extensions(reader: Reader, start: int, end: int) -> None:
+    names_format = False
     for kind, data in _extensions(reader, start, end):
         if kind in _REFUSED:
             raise ImageRefused(_REFUSED[kind])
-        if kind == _BACKING_FORMAT and len(data) > _LONGEST_FORMAT:
-            raise ImageRefused('its header names a format with too many bytes')
+        if kind == _BACKING_FORMAT:
+            if names_format:
+                raise ImageRefused('an extension of the header is there twice')
+            if len(data) > _LONGEST_FORMAT:
+                raise ImageRefused('its header names a format with too many bytes')
+            names_format = True
 
 
 def _extensions(reader: Reader, start: int, end: int) -> Iterator[tuple[int, bytes]]:

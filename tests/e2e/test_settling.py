@@ -235,7 +235,7 @@ def test_nova_compute_killed_in_the_midst(tenant, settling, cloud):
 def test_the_host_lost_in_the_midst(tenant, settling, cloud):
     cloud.power_off(cloud.hosts[0])
     cloud.power_on(cloud.hosts[0])
-    assert not leftovers(tenant, settling)
+    wait_until(lambda: not leftovers(tenant, settling), 'nothing is left behind')
     tenant.hard_reboot(settling)
     check_booted(tenant, settling, 2)
 

@@ -131,7 +131,8 @@ def status(word, path):
     """
     def found():
         for pid, words in commands_below().items():
-            if word in words and words[0] != 'sh' and any(
+            # What starts it has all of its words too, and the shell's that sets the limits.
+            if word in words and 'sh' not in words and any(
                     path in one or confined.IMAGE in one for one in words):
                 with contextlib.suppress(OSError), open(f'/proc/{pid}/status') as stream, \
                         open(f'/proc/{pid}/limits') as limits:

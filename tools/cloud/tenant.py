@@ -246,15 +246,18 @@ class Tenant:
         """Reboot a server, whatever it is in; Nova may be at work on it, and is asked again then.
 
         After its host was down, Nova sees by itself now and then that the server is off, and stops
-        it (``sync_power_state_interval``).
+        it (``sync_power_state_interval``); if it begins that while it is asked, it says 500.
         """
-        from novaclient.exceptions import Conflict
+        from novaclient.exceptions import ClientException
 
         def is_taken() -> bool:
-            with contextlib.suppress(Conflict):
+            try:
                 self.openstack.nova.servers.reboot(server, "HARD")
-                return True
-            return False
+            except ClientException as error:
+                if error.code == 409 or "UnexpectedTaskStateError" in str(error):
+                    return False
+                raise
+            return True
         wait_until(is_taken, f"Nova takes the reboot of {server}", 60)
 
     def delete_server(self, server: str, times: int = 1) -> None:

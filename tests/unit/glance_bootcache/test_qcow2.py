@@ -140,6 +140,18 @@ def test_a_version_without_clusters_of_zeros(good, check):
     assert check(good).version == 2
 
 
+@pytest.mark.parametrize('kind, refused', [(0xe2792aca, True), (0x12345678, False)])
+def test_an_extension_that_is_there_twice(good, check, kind, refused):
+    place(good, 104, struct.pack('>II', kind, 0) + bytes(24))
+    check(good)
+    place(good, 104, struct.pack('>II', kind, 0) * 2)
+    if refused:
+        with pytest.raises(ImageRefused, match='twice'):
+            check(good)
+    else:
+        check(good)
+
+
 def test_many_extensions(good, check):
     place(good, 104, struct.pack('>II', 0x12345678, 0) * 50 + bytes(8))
     check(good)

@@ -127,6 +127,15 @@ def test_an_image_whose_servers_are_not_to_be_settled(house, settler):
     assert settled(house) == ['two'] and house.done('asked').count(IMAGE) == 2
 
 
+def test_what_an_image_says_comes_before_its_signature(house, settler):
+    """A server that is not to be settled needs no full base that stock Nova has to check."""
+    house.boots('one')
+    house.signed = {'one'}
+    house.stored[IMAGE] = {'settle': False}
+    settler.once()
+    assert settler.unsettled.unwanted == {IMAGE} and house.done('asked') == [IMAGE]
+
+
 def test_what_an_image_said_holds_while_it_is_deactivated(house, settler):
     """Also where a base of it is here, as of a server that went the stock way."""
     house.boots('one')

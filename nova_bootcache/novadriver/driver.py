@@ -63,7 +63,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                                         self.bootcache.cache.holds_path, self.bootcache.boots)
         self.holdings = PublishedHoldings(self.bootcache, servers.base_directory,
                                           self.settler.unsettled.report, self.standing.report)
-        self.upkeep = HostUpkeep(self.bootcache, self.holdings, servers.capabilities)
+        self.upkeep = HostUpkeep(self.bootcache, self.holdings)
         self.warming = HostWarmer(self.bootcache, bandwidth(CONF, 'warm_bandwidth'))
         self.resuming = Resuming(self.bootcache.chains.place_of, group.resume_wait)
         # Nova's start is over: it has asked what this host has.
@@ -89,7 +89,6 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.bootcache.start(host)
         self.upkeep.start()
         super().init_host(host, *args, **kwargs)
-        self.upkeep.check_socket()
         if not reason:
             # Needs the connection to libvirt; before anybody lets servers go on.
             self.settler.recover()

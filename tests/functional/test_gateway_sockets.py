@@ -18,6 +18,7 @@ import pytest
 
 from bootcache import exception
 from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.socketfault import GatewaySocket
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(TOP / 'tests' / 'unit'))
@@ -104,6 +105,46 @@ def test_guests_reach_the_socket_that_is_theirs(way, directory, tmp_path):
     with way(directory, tmp_path) as run:
         assert connects(run / 'gateway.sock')
         assert not connects(run / 'gateway.qmp')
+
+
+def start_qemu(path):
+    """Have libvirt's QEMU open a base at a socket; the error is of Nova's kind, with its words."""
+    done = subprocess.run(
+        ['setpriv', '--reuid', QEMU, '--regid', QEMU, '--init-groups', '--', 'qemu-system-x86_64',
+         '-M', 'none', '-S', '-display', 'none', '-nodefaults', '-blockdev',
+         f'node-name=base,driver=nbd,export=none,server.type=unix,server.path={path}'],
+        capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    raise RuntimeError(done.stderr)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='takes on another user')
+@pytest.mark.parametrize('what', ['socket', 'folder'])
+def test_a_socket_that_guests_are_denied_costs_one_start_until_it_is_another(what, directory):
+    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), 1, None,
+                      group=QEMU if what == 'folder' else None)
+    gateway.start()
+    socket, tries = GatewaySocket(gateway.socket_path, str(directory / 'cache')), []
+
+    def start():
+        tries.append(socket.reason_for('server'))
+        if not tries[-1]:
+            start_qemu(gateway.socket_path)
+
+    try:
+        if what == 'folder':
+            directory.chmod(0o700)
+        for _server in range(3):
+            socket.start('server', start, lambda: True)
+        assert tries == ['', *[socket.reason] * 3]
+        assert f'QEMU is denied {gateway.socket_path}: ' in socket.reason
+        # As whoever mends it does.
+        directory.chmod(0o755)
+        shutil.chown(gateway.socket_path, group=QEMU)
+        socket.check()
+        assert socket.reason == '' and connects(gateway.socket_path)
+    finally:
+        gateway.daemon.stop()
 
 
 def test_a_gateway_without_the_socket_that_servers_open_is_not_ready(directory):

@@ -341,7 +341,7 @@ class StorageDaemon:
                     with contextlib.suppress(exception.StorageDaemonError):
                         session.execute('blockdev-del', node_name=name)
                 if _NOT_SERVED in str(error):
-                    raise exception.StorageDaemonError(
+                    raise exception.BaseUnreadable(
                         f'{self.name}: {node["export"]} is not served now: its image was deleted,'
                         ' deactivated or changed, or what serves it begins just now') from error
                 raise

@@ -116,7 +116,7 @@ class ComputeHost:
         except OSError as error:
             LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
         self._readable.find_out()
-        self.connections.start()
+        self.connections.start(entry.remote for entry in self.cache.entries())
         try:
             self.gateway.start()
             # Whoever was at work on it is gone.

@@ -93,12 +93,11 @@ class Gateway:
         """
         self.daemon.ensure_running()
         there = self._present(remote.image_id)
-        # Not under the lock: bases of other storage nodes do not wait for this one.
+        self.connections.know(remote)
+        # Not under the lock: bases of other storage nodes do not wait for this one. Guests that
+        # read one that is served wait for the watch.
         if not there.is_exported or there.content != remote.export:
             self.connections.connect(remote)
-        elif self.connections.is_read(remote.export):
-            # Else its guests wait, and the watch looks for a way.
-            self.connections.renew(remote)
         return self._export(remote)
 
     def serve_absent(self, remote: Remote, virtual_bytes: int) -> None:
@@ -111,7 +110,7 @@ class Gateway:
         """
         self.daemon.ensure_running()
         with self.connections.absent(
-                remote.export, virtual_bytes,
+                remote, virtual_bytes,
                 lambda: self._present(remote.image_id).is_exported) as opened:
             self._export(remote, opened)
 

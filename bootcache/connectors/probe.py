@@ -102,7 +102,7 @@ class _Read:
         # Drawn anew: what is read again and again is in the exporter's memory.
         self.place = secrets.randbelow(places) if self._near is None or self._tries \
             else min(places - 1, max(0, self._near + secrets.randbelow(2 * _NEAR) - _NEAR))
-        self._cookie = self._handle.aio_pread(self._buffer, _BYTES, _BYTES * self.place)
+        self._cookie = self._handle.aio_pread(self._buffer, _BYTES * self.place)
         self._tries += 1
 
 

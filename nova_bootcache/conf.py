@@ -163,26 +163,6 @@ Related options:
 
 * ``reconnect_delay``, of servers that run
 """),
-    cfg.IntOpt('resume_wait',
-               default=86400,
-               min=0,
-               max=604800,
-               help="""
-Seconds for which a server that Nova resumes as the host comes up waits while
-the gateway is not ready. Nova shows its task state powering-on meanwhile.
-After that it goes to ERROR. It does not wait for the storage node: its guest
-does, at its first read of what the host lacks.
-
-Possible values:
-
-* 0: it goes to ERROR at once, as with stock Nova.
-* Up to 604800, a week.
-
-Related options:
-
-* ``[DEFAULT]resume_guests_state_on_host_boot``
-* ``chain_wait``, of other operations
-"""),
     cfg.StrOpt('settle_bandwidth',
                default='50MiB',
                help="""

@@ -5,11 +5,10 @@ import contextlib
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, exception, tls
+from bootcache import certificates, exception, listening, tls
 from bootcache import conf as bootcache_conf
-from bootcache.connectors import probe
+from bootcache.connectors import probe, supervisor
 from bootcache.connectors.connectors import Connectors
-from bootcache.connectors.supervisor import SupervisedStarter
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
@@ -75,7 +74,9 @@ class ComputeHost:
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
         clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD)
         clones.check()
-        starter = SupervisedStarter(group.gateway_run_dir, group.gateway_autostart)
+        starter = supervisor.SupervisedStarter(group.gateway_run_dir, group.gateway_autostart)
+        self._supervisor_path = '' if group.gateway_autostart \
+            else supervisor.socket_path(group.gateway_run_dir)
         self.connections = BaseConnections(Connectors(group.gateway_run_dir, starter),
                                            self.encryption, clones)
         self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
@@ -124,6 +125,16 @@ class ComputeHost:
         except exception.BootcacheError as error:
             LOG.error('bootcache: the gateway is not ready, and servers that need it boot the'
                       ' stock way until it is: %s', error)
+
+    def ensure_ready(self) -> None:
+        """See to it that chains can be opened; a gateway that does not run may be started.
+
+        :raises StorageDaemonError: if the gateway does not answer, or nobody starts connectors.
+        """
+        self.gateway.start()
+        if self._supervisor_path and not listening.is_served(self._supervisor_path):
+            raise exception.StorageDaemonError(
+                f'nothing answers at {self._supervisor_path}; start {supervisor.PROGRAM}.service')
 
     def stop(self) -> None:
         """Stop all recording and expanding; the gateway goes on serving this host's servers."""

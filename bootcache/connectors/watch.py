@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -74,8 +75,9 @@ class Watch:
         # at it, with the connector's name.
         self._answered_at: dict[str, float] = {}
         self._silent: dict[str, str] = {}
-        # Where data was found in it last.
+        # Where data was found in it last; when and why no way went.
         self._places: dict[str, int] = {}
+        self._failed: dict[str, tuple[float, exception.BootcacheError]] = {}
         # Tries of bases, by place; changed by the thread that looks.
         self._tried: dict[str, concurrent.futures.Future[None]] = {}
 
@@ -102,13 +104,24 @@ class Watch:
         :raises StorageDaemonError: if it cannot be.
         :raises BootcacheError: what the ways raise.
         """
+        began = self._clock()
         with self.alone(export):
             # Somebody is about to open it.
             self._connectors.touch(export)
             before = self._connectors.name_of(export)
-            if not before or self._read([export], _ANSWER_SECONDS)[export] is not Answer.READ:
+            if before and self._read([export], _ANSWER_SECONDS)[export] is Answer.READ:
+                return
+            failed_at, error = self._failed.get(export, (began, None))
+            if error is not None and failed_at > began:
+                # For somebody else, for whom this one has waited.
+                raise error
+            try:
                 self._take(export, before)
-                self._silent.pop(export, None)
+            except exception.BootcacheError:
+                if before and self._parks:
+                    self._connectors.park(export)
+                    self._connectors.disconnect(before)
+                raise
 
     def prefer(self, export: str) -> None:
         """Have a base that is read be read by its best way; else it stays as it is.
@@ -173,11 +186,14 @@ class Watch:
                 if failed is not None and way.origin in failed:
                     raise failed[way.origin]
                 self._connectors.connect(export, way, avoid)
+                self._silent.pop(export, None)
+                self._failed.pop(export, None)
                 return
             except exception.BootcacheError as found:
                 error = found
                 if failed is not None and not isinstance(found, exception.BaseUnreadable):
                     failed[way.origin] = found
+        self._failed[export] = self._clock(), error
         raise error
 
     def _read(self, exports: Iterable[str], seconds: float) -> dict[str, Answer]:
@@ -250,8 +266,8 @@ class Watch:
                 self._silent.pop(export, None)
             else:
                 self._silent[export] = names[export]
-        noted: tuple[dict[str, object], ...] = (  # type: ignore[assignment]
-            self._answered_at, self._silent, self._places, self._exchanged_at)
+        noted: tuple[dict[str, Any], ...] = (
+            self._answered_at, self._silent, self._places, self._failed, self._exchanged_at)
         for each in noted:
             for export in set(each) - set(known):
                 each.pop(export, None)
@@ -295,7 +311,6 @@ class Watch:
         runs = self._connectors.runs(before)
         try:
             self._take(export, before, failed)
-            self._silent.pop(export, None)
             if runs:
                 self._exchanged_at[export] = self._clock()
         except exception.BootcacheError as error:

@@ -40,7 +40,7 @@ CONF = libvirt_driver.CONF
 # Flavors and images can require it: resources trait:CUSTOM_BOOTCACHE=required.
 TRAIT = 'CUSTOM_BOOTCACHE'
 # For so long Nova's start waits where it is to start servers whose disks cannot be opened yet.
-_START_SECONDS = 300
+_START_SECONDS = 60
 _WAITS = 'its guest stands still, and waits for its disk; it can be moved when it goes on'
 
 

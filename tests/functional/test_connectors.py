@@ -129,7 +129,7 @@ def test_a_second_connector_of_the_same_node_takes_over(connectors, storage_node
     """As where a firewall has forgotten the first one's connection."""
     connectors.connect(EXPORT, way(storage_nodes[0]))
     path, before = reader(), connectors.name_of(EXPORT)
-    connectors.connect(EXPORT, way(storage_nodes[0]), beside=before)
+    connectors.connect(EXPORT, way(storage_nodes[0]), avoid=before)
     assert connectors.name_of(EXPORT) not in ('', before)
     assert read(path, MIB) == expected(content, MIB)
 
@@ -141,12 +141,18 @@ def test_reads_of_a_base_that_is_away_fail_and_then_go_on(
     with frozen(storage_nodes[0].pid()):
         waiting = Reading(path, 5 * MIB)
         assert answer(connectors, 1) is Answer.SILENT
-        connectors.park(EXPORT)
+        park(connectors)
         waiting.join(3 * RECONNECT_SECONDS)
         assert isinstance(waiting.found, nbd.Error)
         assert answer(connectors, 1) is Answer.SILENT
     connectors.connect(EXPORT, way(storage_nodes[0]))
     until(lambda: reads(path, content), 'reads that go on')
+
+
+def park(connectors):
+    name = connectors.name_of(EXPORT)
+    connectors.park(EXPORT)
+    connectors.disconnect(name)
 
 
 def reads(path, content):
@@ -159,7 +165,7 @@ def reads(path, content):
 def test_a_base_that_is_away_can_be_opened(connectors, storage_nodes, reader, content):
     connectors.connect(EXPORT, absent_way(EXPORT, 16 * MIB))
     path = reader()
-    connectors.park(EXPORT)
+    connectors.park_absent(EXPORT)
     waiting = Reading(path, 0)
     waiting.join(3 * RECONNECT_SECONDS)
     assert isinstance(waiting.found, nbd.Error)

@@ -53,17 +53,20 @@ class Watch:
     :param locks: make looking at a base's link, opening another way, and exchanging it one step.
     :param parks: whether a base is read by no way that has no answer by any; else its readers wait
         for it where they are.
+    :param lost: told of bases of which no way goes, time and again.
     :param clock: gives monotonic seconds.
     """
 
     def __init__(self, connectors: Connectors, ways: Callable[[str, bool], Iterable[Way]],
                  known: Callable[[], Mapping[str, str]], locks: KeyedLocks, parks: bool,
+                 lost: Callable[[list[str]], None] = lambda _exports: None,
                  clock: Callable[[], float] = time.monotonic):
         self._connectors = connectors
         self._ways = ways
         self._known = known
         self._locks = locks
         self._parks = parks
+        self._lost = lost
         self._clock = clock
         self._stopped = threading.Event()
         self._watching: threading.Thread | None = None
@@ -86,6 +89,15 @@ class Watch:
     def is_read(self, export: str) -> bool:
         """Tell whether a base can be read, as far as the watch knows."""
         return bool(self._connectors.name_of(export)) and export not in self._silent
+
+    def failure(self, export: str) -> exception.BootcacheError | None:
+        """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody
+        has had it be read.
+        """
+        if self.is_read(export) or not self._connectors.has_link(export):
+            return None
+        return self._failed[export][1] if export in self._failed \
+            else exception.StorageDaemonBusy(f'{export}: {Answer.SILENT.value}')
 
     def answered(self, export: str) -> float | None:
         """Return when the watch was answered last; None while each of its reads is answered.
@@ -284,6 +296,7 @@ class Watch:
         """
         failed: dict[str, exception.BootcacheError] = {}
         parked: set[str] = set()
+        lost = []
         try:
             # In any order: it may be one base alone that fails, as one whose file is damaged.
             for export in random.sample(list(group), len(group)):
@@ -294,7 +307,9 @@ class Watch:
                 try:
                     if self._connectors.name_of(export) == before \
                             and not self._mend_one(export, before, failed):
-                        parked.add(before)
+                        lost.append(export)
+                        if before and not self._connectors.name_of(export):
+                            parked.add(before)
                 except Exception:
                     LOG.exception('bootcache: unexpected error')
                 finally:
@@ -302,22 +317,25 @@ class Watch:
             # Links first: all of them begin to wait at the same time.
             for name in parked:
                 self._connectors.disconnect(name)
+            self._lost(lost)
         except exception.BootcacheError as error:
             LOG.warning('%s', error)
+        except Exception:
+            LOG.exception('bootcache: unexpected error')
 
     def _mend_one(self, export: str, before: str,
                   failed: dict[str, exception.BootcacheError]) -> bool:
-        """Return False if the link of a base leads nowhere now, and did not before."""
+        """Return False if no way of a base goes; its link leads nowhere then, if that is to be."""
         runs = self._connectors.runs(before)
         try:
             self._take(export, before, failed)
             if runs:
                 self._exchanged_at[export] = self._clock()
+            return True
         except exception.BootcacheError as error:
             # Of one that cannot be read since earlier it has been said.
             LOG.log(logging.WARNING if before else logging.DEBUG, '%s cannot be read now: %s',
                     export, error)
             if before and (self._parks or self.is_bad(export, before.rpartition('-')[0])):
                 self._connectors.park(export)
-                return False
-        return True
+            return False

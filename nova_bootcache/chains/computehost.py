@@ -103,6 +103,7 @@ class ComputeHost:
             self.arrivals, self.boots, self.recordings, self.encryption)
         self.facts = HostFacts(parts, tiers.store_limit)
         self.chains = Chains(group, parts, self.facts, self.serving, tiers.store_limit)
+        self.connections.find = self.chains.find_base
 
     def start(self, hostname: str) -> None:
         """Bring up the gateway, and end what an earlier process left in it.

@@ -23,8 +23,11 @@ from nova_bootcache.storagenode import Encryption, Remote
 
 LOG = logging.getLogger(__name__)
 
-# Between tries of a better way of a base that is read.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 30, 600
+# Between tries of a better way of a base that is read, and questions where one is that cannot be.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 10, 600
+# Of which is asked after each other.
+_MOST_FOUND = 8
+_TOLD = (exception.ConfigurationError, exception.BaseUnreadable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,12 @@ class BaseStatus:
     connector: str
     since: float
     answered: float | None
+
+
+def _away(remote: Remote, error: Exception) -> exception.StorageNodeAway:
+    return exception.StorageNodeAway(
+        f'gateway: {remote.export}: the exporter at'
+        f' {naming.tcp_address(remote.host, remote.port)} cannot be reached: {error}')
 
 
 class BaseConnections:
@@ -66,7 +75,9 @@ class BaseConnections:
         # Where bases are, by name. The gateway is not asked: it may wait for one. Likewise.
         self._remotes: dict[str, Remote] = {}
         self._watch = Watch(connectors, self._ways, self._places, KeyedLocks(
-            Rank.CONNECTION, 'the lock of the connection to'), parks=True, clock=clock)
+            Rank.CONNECTION, 'the lock of the connection to'), True, self._look_for, clock)
+        # Asks where an image's base is now, and notes it; whoever makes this one sets it.
+        self.find: Callable[[str], None] = lambda _image_id: None
         # Whether this host has had clones in Ceph, since this process runs.
         self._has_clones = clones.is_on
 
@@ -120,13 +131,25 @@ class BaseConnections:
         self.know(remote)
         try:
             self._watch.connect(remote.export)
-        except (exception.ConfigurationError, exception.BaseUnreadable):
+        except _TOLD:
             raise
         except exception.BootcacheError as error:
-            raise exception.StorageNodeAway(
-                f'gateway: {remote.export}: the exporter at'
-                f' {naming.tcp_address(remote.host, remote.port)} cannot be reached: {error}'
-            ) from error
+            raise _away(remote, error) from error
+
+    def failure(self, remote: Remote) -> exception.BootcacheError | None:
+        """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody
+        has had it be read: as ``connect`` raises it.
+        """
+        error = self._watch.failure(remote.export)
+        if error is None or isinstance(error, _TOLD):
+            return error
+        return _away(remote, error)
+
+    def _look_for(self, exports: list[str]) -> None:
+        for export in exports[:_MOST_FOUND]:
+            if self._pauses.is_time(export) and (remote := self._all().get(export)) is not None:
+                self._pauses.postpone(export)
+                self.find(remote.image_id)
 
     def may_read_in_ceph(self, remote: Remote) -> bool:
         """Tell whether this host reads a base in Ceph where that goes."""

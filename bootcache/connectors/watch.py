@@ -110,6 +110,11 @@ class Watch:
         """Tell whether a base is not read by an origin for now, as that has given errors."""
         return self._clock() < self._bad_until.get((export, origin), -float('inf'))
 
+    def forgive(self, export: str) -> None:
+        """Have a base be read again by what has given errors: it may be another file by now."""
+        for key in [key for key in list(self._bad_until) if key[0] == export]:
+            self._bad_until.pop(key, None)
+
     def connect(self, export: str) -> None:
         """Have a base be read by one of its ways; nothing happens if it is read.
 
@@ -248,7 +253,8 @@ class Watch:
         looping = self._connectors.looping() & set(linked)
         groups: dict[str, list[str]] = {}
         for export, place in known.items():
-            if export in looping:
+            if export in looping and self._is_new(export):
+                # Another client of Ceph, which may have shut out the first one, has errors too.
                 LOG.error('%s cannot be read by connector %s, and is not for now', export,
                           names[export])
                 self._bad_until[export, names[export].rpartition('-')[0]] = \
@@ -266,9 +272,11 @@ class Watch:
     def _is_settled(self, export: str, name: str, answer: Answer) -> bool:
         """Tell whether a base goes on to be read as it is."""
         return answer is Answer.READ or (
-            answer is Answer.SILENT and self._silent.get(export) != name
-            and self._clock() - self._exchanged_at.get(export, -_SETTLED_SECONDS)
-            < _SETTLED_SECONDS)
+            answer is Answer.SILENT and self._silent.get(export) != name and self._is_new(export))
+
+    def _is_new(self, export: str) -> bool:
+        return self._clock() - self._exchanged_at.get(export, -_SETTLED_SECONDS) \
+            < _SETTLED_SECONDS
 
     def _note(self, known: Mapping[str, str], names: Mapping[str, str],
               answers: Mapping[str, Answer]) -> None:

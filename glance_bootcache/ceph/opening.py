@@ -81,6 +81,8 @@ class OpenClones:
         if not self._opening.may_ask():
             raise exception.StorageDaemonBusy(
                 f'{clone.path} cannot be opened: Ceph did not answer just now')
+        if not self._connectors.name_of(clone.name):
+            self._watch.forgive(clone.name)
         try:
             self._watch.connect(clone.name)
         except exception.StorageDaemonBusy as error:

@@ -97,7 +97,7 @@ def own_clones(glance_store):
 
 
 def is_direct(host, node):
-    return host.connections.is_in_ceph(reader(host, node))
+    return host.connections.is_in_ceph(node.remote().export)
 
 
 def is_read_at(host, node, port):

@@ -78,8 +78,8 @@ class ComputeHost:
         starter = SupervisedStarter(group.gateway_run_dir, group.gateway_autostart)
         self.connections = BaseConnections(Connectors(group.gateway_run_dir, starter),
                                            self.encryption, clones)
-        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
-                               self.connections, group.gateway_autostart, group.gateway_group)
+        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, self.connections,
+                               group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
         self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)

@@ -30,6 +30,9 @@ _ANSWER_SECONDS = 5
 _SILENCE_SECONDS = 10
 # Servers of many images that start at once on a slow disk each want it several times.
 _QUEUE_SECONDS = 60
+# For which reads wait of a base that can be read by no way. They may have waited for 15 s before
+# the watch knows that, and guests give a SCSI request up after 30 s.
+_RECONNECT_SECONDS = 10
 
 
 class Gateway:
@@ -39,23 +42,21 @@ class Gateway:
 
     :param run_dir: of its monitor socket.
     :param socket_path: where servers connect.
-    :param reconnect_delay: seconds for which reads wait while a base cannot be read.
     :param connections: of this host.
     :param autostart: whether one is started where none answers.
     :param group: that may connect to one that is started.
     """
 
-    def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int,
-                 connections: BaseConnections, autostart: bool = True, group: str | None = None):
+    def __init__(self, run_dir: str, socket_path: str, connections: BaseConnections,
+                 autostart: bool = True, group: str | None = None):
         self.socket_path = socket_path
         self.connections = connections
         self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
                                     autostart=autostart, group=group, patience=_ANSWER_SECONDS,
                                     # Changing a chain waits for reads that wait.
-                                    command_seconds=_ANSWER_SECONDS + reconnect_delay,
+                                    command_seconds=_ANSWER_SECONDS + _RECONNECT_SECONDS,
                                     breaker=Breaker(1, _SILENCE_SECONDS),
                                     queue_seconds=_QUEUE_SECONDS)
-        self._reconnect_delay = reconnect_delay
         # Make looking, adding and removing one step.
         self._locks = KeyedLocks(Rank.GATEWAY, 'the gateway\'s lock of image')
 
@@ -79,10 +80,11 @@ class Gateway:
         :param name: of the node.
         :param export: the storage node's name for it.
         """
-        return {**graph.linked_node(export, self.connections.socket(export),
-                                    self._reconnect_delay),
+        return {'driver': 'nbd', 'node-name': name, 'read-only': True, 'export': export,
+                'server': {'type': 'unix', 'path': self.connections.socket(export)},
+                'reconnect-delay': _RECONNECT_SECONDS,
                 # It may be parked just now, where nobody answers.
-                **qemuimg.open_timeout(), 'node-name': name}
+                **qemuimg.open_timeout()}
 
     def ensure_base(self, remote: Remote) -> str:
         """Serve a base to this host's servers.

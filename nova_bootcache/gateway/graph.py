@@ -141,17 +141,6 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     return tuple(steps)
 
 
-def linked_node(export: str, socket: str, reconnect_delay: int) -> dict[str, Any]:
-    """Return a node that reads by a link, without its name.
-
-    :param export: the storage node's name for what is read.
-    :param socket: the link.
-    :param reconnect_delay: seconds for which reads wait while nobody answers there.
-    """
-    return {'driver': 'nbd', 'read-only': True, 'export': export,
-            'reconnect-delay': reconnect_delay, 'server': {'type': 'unix', 'path': socket}}
-
-
 def top_node(image_id: str, below: str) -> dict[str, Any]:
     """Return the node that is exported, for adding it and for exchanging what is below it.
 

@@ -19,7 +19,7 @@ from nova_bootcache.gateway.sharedstore import SharedStore
 @pytest.fixture
 def gateway(node, directory):
     node.serve()
-    gateway = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
+    gateway = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock')
     gateway.start()
     yield gateway
     gateway.daemon.stop()
@@ -189,7 +189,7 @@ def test_what_another_process_removes_at_the_same_time_is_no_error(gateway, node
     """As one that ends while the next one begins."""
     make(gateway, node, directory)
     wanted, reconcile = content(node), graph.reconcile
-    another = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
+    another = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock')
 
     def meanwhile(*arguments):
         steps = reconcile(*arguments)

@@ -129,8 +129,8 @@ class Monitor:
     :param path: of the monitor's socket.
     :param patience: seconds for which to wait for the monitor, and for another thread that has it.
     :param command_seconds: for which to wait for a command's answer.
-    :param breaker: spares others the wait for a daemon that did not answer just now; None for a
-        daemon on which nobody waits in a hurry.
+    :param breaker: spares others the wait for a daemon that did not answer just now; None for one
+        that is not asked for hundreds of things in turn.
     :param cure: what to do where nobody listens; empty where who asks starts the daemon by itself.
     :param queue_seconds: for which to wait for other threads beyond ``patience``, as long as the
         daemon answers them.

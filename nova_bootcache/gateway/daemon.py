@@ -13,7 +13,6 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import daemonjobs, exception, growingstore, naming, qemuimg, steps
-from bootcache.breaker import Breaker
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.gateway import graph
@@ -24,10 +23,8 @@ from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
-# A boot waits for the gateway for so long. After that nobody asks it for so many seconds: boots
-# go the stock way at once.
+# A boot waits for the gateway for so long, and goes the stock way then.
 _ANSWER_SECONDS = 5
-_SILENCE_SECONDS = 10
 # Servers of many images that start at once on a slow disk each want it several times.
 _QUEUE_SECONDS = 60
 # For which reads wait of a base that can be read by no way. They may have waited for 15 s before
@@ -55,7 +52,6 @@ class Gateway:
                                     autostart=autostart, group=group, patience=_ANSWER_SECONDS,
                                     # Changing a chain waits for reads that wait.
                                     command_seconds=_ANSWER_SECONDS + _RECONNECT_SECONDS,
-                                    breaker=Breaker(1, _SILENCE_SECONDS),
                                     queue_seconds=_QUEUE_SECONDS)
         # Make looking, adding and removing one step.
         self._locks = KeyedLocks(Rank.GATEWAY, 'the gateway\'s lock of image')

@@ -228,10 +228,29 @@ class Gateway:
         """
         daemonjobs.end(self.daemon, graph.arrival_job(image_id), seconds)
 
+    def check_base(self, image_id: str) -> None:
+        """Check that a base can be read now: who changes what is above it waits for its reads, and
+        everybody else for him. To be called in the session in which that is done.
+
+        :raises StorageNodeAway: if it cannot.
+        :raises StorageDaemonError: if the daemon does not answer.
+        """
+        self.connections.check(self._present(image_id).content)
+
+    def read_from(self, image_id: str, kind: str) -> None:
+        """Have servers read from a node of an image; they do not notice. See ``check_base``.
+
+        :raises StorageDaemonError: if the daemon does not answer, or refuses.
+        """
+        with self.daemon.session() as session:
+            session.execute('blockdev-reopen', options=[graph.top_node(image_id, kind)])
+
     def change(self, image_id: str, **wishes: Any) -> None:
         """Change what is between an image's export and its base; servers do not notice.
 
         :param wishes: fields of ``graph.Wanted``; what they do not name stays as it is.
+        :raises StorageNodeAway: if servers are to read from another node, and the base cannot be
+            read now.
         :raises StorageDaemonBusy: if a cache image is not to arrive any more, and its job has not
             ended: see ``end_arrival_job``.
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
@@ -250,8 +269,8 @@ class Gateway:
                 continue
             with self.daemon.session() as session:
                 if step.action is GraphAction.READ:
-                    session.execute('blockdev-reopen',
-                                    options=[graph.top_node(image_id, step.kind)])
+                    self.connections.check(there.content)
+                    self.read_from(image_id, step.kind)
                 else:
                     name = naming.node_name(step.kind, image_id)
                     try:

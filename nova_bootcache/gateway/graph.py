@@ -15,7 +15,6 @@ any part of it half made or half gone.
 
 import dataclasses
 import enum
-import json
 import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
@@ -178,11 +177,6 @@ def present(image_ids: Iterable[str], nodes: Mapping[str, str],
 
 
 def _content(file: str) -> str:
-    """Return the export that a node reads, by what QEMU calls its file; empty if it does not tell.
-    """
-    if found := re.fullmatch(r'nbd\+unix:///(.+)\?socket=(.+)', file):
-        return found[1]
-    try:
-        return str(json.loads(file.removeprefix('json:')).get('export', ''))
-    except (ValueError, AttributeError):
-        return ''
+    """Return the export that a node reads by a link, by what QEMU calls its file; else nothing."""
+    found = re.fullmatch(r'nbd\+unix:///(.+)\?socket=.+', file)
+    return found[1] if found else ''

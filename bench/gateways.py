@@ -34,7 +34,6 @@ from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.storagenode import PLAIN, Remote
 
 _BYTES = 64 << 20
-_RECONNECT = 10
 
 
 def _remotes(exporter: Exporter, directory: str, count: int) -> list[Remote]:
@@ -72,7 +71,7 @@ def _gateway(directory: str, name: str) -> Gateway:
     os.makedirs(f'{directory}/{name}', exist_ok=True)
     clones = HostClones(RbdAccess('', '', '', '', '', '', '', '', ''), is_on=False)
     connections = BaseConnections(Connectors(directory, LocalStarter(directory)), PLAIN, clones)
-    return Gateway(f'{directory}/{name}', f'{directory}/{name}/sock', _RECONNECT, connections)
+    return Gateway(f'{directory}/{name}', f'{directory}/{name}/sock', connections)
 
 
 def measure(directory: str, remotes: list[Remote], each_its_own: bool) -> str:

@@ -158,10 +158,6 @@ Possible values:
 
 * 0: the operation fails at once.
 * Up to 600. Each server that waits has one of nova-compute's threads.
-
-Related options:
-
-* ``reconnect_delay``, of servers that run
 """),
     cfg.StrOpt('settle_bandwidth',
                default='50MiB',
@@ -267,23 +263,6 @@ Possible values:
 """),
 
     # How this host reaches bases.
-    cfg.IntOpt('reconnect_delay',
-               default=10,
-               min=0,
-               max=20,
-               help="""
-Seconds for which reads of a base wait in the gateway after the watch over
-bases has found no way to read it: its storage node, or Ceph, is away, frozen
-or cannot be reached. A guest that reads is paused then, and goes on by itself
-when the base can be read; other readers, such as a snapshot, see an error.
-
-Possible values:
-
-* 0: they do not wait there.
-* Up to 20. Reads wait for up to 15 s before that, and most guests give a SCSI
-  request up after 30 s: name more than 10 only where guests have a longer
-  limit. A larger value also makes stopping the gateway take that long.
-"""),
     cfg.StrOpt('base_access',
                default=EXPORTER,
                choices=[(EXPORTER, 'from the storage node, by NBD'),

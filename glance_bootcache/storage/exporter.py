@@ -141,7 +141,8 @@ def switch(session: Session, top: str, path: str) -> None:
         remove(names)
 
 
-# For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds.
+# For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds:
+# upkeep asks for each image, and a file system of the network may hang.
 _PATIENCE_SECONDS, _SILENCE_SECONDS = 10, 10
 
 

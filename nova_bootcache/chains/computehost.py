@@ -79,8 +79,8 @@ class ComputeHost:
             else supervisor.socket_path(group.gateway_run_dir)
         self.connections = BaseConnections(Connectors(group.gateway_run_dir, starter),
                                            self.encryption, clones)
-        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
-                               self.connections, group.gateway_autostart, group.gateway_group)
+        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, self.connections,
+                               group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
         self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
@@ -93,7 +93,7 @@ class ComputeHost:
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
-                                  self.connections.check, self.drop_useless_stores)
+                                  self.drop_useless_stores)
         self.expansions = Expansions(self.cache, self.room, self.needs, Expand(group.expand),
                                      group.settle_delay, base_directory)
         self.recordings = ProfileRecordings(self.gateway, cache_directory)
@@ -157,17 +157,14 @@ class ComputeHost:
         """Remove the growing stores that are of no more use.
 
         That of a cold image goes on growing to its limit, as servers share it; once there is a
-        whole cache image, and no boot is watched, nobody gains by it. While the storage node is
-        away it stays: what it has is all that servers can read.
+        whole cache image, and no boot is watched, nobody gains by it.
         """
         for store in self.below.stores.stores():
             entry = self.cache.known(store.name)
-            if entry is None or entry.cache_image is None or self.needs.is_booting(store.name):
+            if entry is None or entry.cache_image is None:
                 continue
             try:
-                self.connections.check(entry.remote.export)
                 with self.needs.deciding.of(store.name):
-                    # Somebody may have come for it meanwhile.
                     if not self.needs.is_booting(store.name):
                         self.below.drop_store(store.name)
             except exception.BootcacheError as error:

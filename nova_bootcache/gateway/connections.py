@@ -115,6 +115,16 @@ class BaseConnections:
         # Who holds one may have known it for long, and where it was.
         return {**{remote.export: remote for remote in list(self._held.values())}, **self._remotes}
 
+    def all_answer(self, seconds: float) -> bool:
+        """Tell whether no read of a base waits, as far as the watch knows.
+
+        :param seconds: after which reads have failed of a base that can be read by no way, from its
+            last answer on.
+        """
+        answered_at, begun = self._answered_at, time.time() - seconds
+        return not any(self.is_read(export) or answered_at.get(export, 0.0) > begun
+                       for export in self._unanswered)
+
     # One base.
 
     def know(self, remote: Remote) -> None:

@@ -45,8 +45,7 @@ class StoreSpace:
     def give_back(self) -> None:
         """Give back the space of those that do not grow any more, an earlier process's as well.
 
-        While the storage node is away it stays theirs, as tables are written before, and that would
-        wait for reads that wait for it.
+        While the storage node is away it stays theirs, as tables are written before.
         """
         entries = {entry.remote.image_id: entry for entry in self._files.entries()}
         if self._left is None:
@@ -75,17 +74,14 @@ class StoreSpace:
         if not self._pauses.is_time(node):
             return False
         try:
-            if self._may_grow(image_id):
-                self._pauses.postpone(image_id)
-                return False
-            self._gateway.connections.check(entry.remote.export)
-            self._pauses.forget(node)
             # Nobody opens another one in its place meanwhile.
             with self._needs.deciding.of(image_id):
                 if self._may_grow(image_id):
+                    self._pauses.postpone(image_id)
                     return False
                 for path in self._ahead(image_id):
                     self._store_at(path, entry).give_back()
+            self._pauses.forget(node)
             self._pauses.forget(image_id)
             return True
         except (exception.BootcacheError, OSError) as error:

@@ -11,7 +11,7 @@ from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.storagenode import PLAIN
 
 
-def bare_gateway(directory, socket_path, reconnect_delay):
+def bare_gateway(directory, socket_path):
     """Return a gateway that reads from exporters, without TLS; end its supervisor after it.
 
     :param directory: of its files, and of the connectors'; made.
@@ -19,5 +19,5 @@ def bare_gateway(directory, socket_path, reconnect_delay):
     os.makedirs(directory, exist_ok=True)
     clones = HostClones(RbdAccess('', '', '', '', '', '', '', '', ''), is_on=False)
     starter = SupervisedStarter(directory, autostart=True)
-    return Gateway(directory, socket_path, reconnect_delay,
+    return Gateway(directory, socket_path,
                    BaseConnections(Connectors(directory, starter), PLAIN, clones))

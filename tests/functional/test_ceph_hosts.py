@@ -168,7 +168,7 @@ def reading(host, node, offset):
 
 def test_ceph_goes_away_under_readers_and_comes_back(ceph_hosts, node, elsewhere, glance_store,
                                                      directory):
-    host = ceph_hosts(reconnect_delay=2)
+    host = ceph_hosts()
     host.service.extra = {'server': ['127.0.0.1', elsewhere]}
     booted(host, node, directory)
     host.upkeep.connect_bases()
@@ -220,7 +220,7 @@ def test_the_gateway_is_killed(ceph_hosts, node, directory):
 
 
 def test_its_clone_is_removed_by_somebody(ceph_hosts, node, glance_store, directory):
-    host = ceph_hosts(reconnect_delay=2)
+    host = ceph_hosts()
     booted(host, node, directory)
     host.upkeep.connect_bases()
     # The watch would have it be read elsewhere meanwhile.

@@ -81,7 +81,7 @@ def from_devstack(directory, tmp_path):
 @contextlib.contextmanager
 def from_the_driver(directory, tmp_path):
     """What nova-compute starts where none answers."""
-    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), 1, None, group=QEMU)
+    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), None, group=QEMU)
     gateway.start()
     try:
         yield directory
@@ -107,10 +107,10 @@ def test_guests_reach_the_socket_that_is_theirs(way, directory, tmp_path):
 
 
 def test_a_gateway_without_the_socket_that_servers_open_is_not_ready(directory):
-    gateway = Gateway(str(directory), f'{directory}/gateway.sock', 1)
+    gateway = Gateway(str(directory), f'{directory}/gateway.sock', None)
     gateway.start()
     try:
-        other = Gateway(str(directory), f'{directory}/other.sock', 1)
+        other = Gateway(str(directory), f'{directory}/other.sock', None)
         with pytest.raises(exception.StorageDaemonError,
                            match=r'other\.sock, as \[bootcache\]gateway_socket has it; name'):
             other.start()

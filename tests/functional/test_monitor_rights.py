@@ -69,7 +69,7 @@ def started_by_driver(name, directory):
         from unittest import mock
         from nova_bootcache.gateway.daemon import Gateway
         # Nothing is read here.
-        gateway = Gateway({directory!r}, '{directory}/gateway.sock', 5, mock.Mock(), group={QEMU!r})
+        gateway = Gateway({directory!r}, '{directory}/gateway.sock', mock.Mock(), group={QEMU!r})
         gateway.start()
         print(flush=True)
         input()

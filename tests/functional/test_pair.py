@@ -26,7 +26,7 @@ OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 @pytest.fixture
 def gateway(storage_conf, directory):
-    gateway = bare_gateway(f'{directory}/gateway', storage_conf.bootcache.gateway_socket, 30)
+    gateway = bare_gateway(f'{directory}/gateway', storage_conf.bootcache.gateway_socket)
     yield gateway
     gateway.daemon.stop()
     end_supervisor(f'{directory}/gateway')

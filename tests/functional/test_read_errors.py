@@ -77,7 +77,7 @@ def test_a_watched_boot_of_a_rotten_base_does_not_hold_up_others(hosts, node, se
     """Its end has the gateway write the store's tables, which waits for reads that go on."""
     good = make_base(f'{directory}/store/good', 8 * MIB, [(0, 8 * MIB, 'data')], 'qcow2', seed=3)
     remote = serve(OTHER, good, 8 * MIB)
-    host = hosts(reconnect_delay=1)
+    host = hosts()
     host.service.watch = WATCH
     host.gateway.ensure_base(remote)
     other = nbd.NBD()
@@ -103,7 +103,7 @@ def test_a_watched_boot_of_a_rotten_base_does_not_hold_up_others(hosts, node, se
 
 def test_a_base_that_can_be_read_again_is_served_again(hosts, node, service, rotting, directory):
     """The look into it finds no fault: it was the disk, for a moment."""
-    host = hosts(reconnect_delay=20)
+    host = hosts()
     assert boot(host, f'{directory}/one') is True
     guest = subprocess.Popen(['qemu-io', '-r', '-f', 'qcow2', '-c', 'read 4M 4k',
                               f'{directory}/one'], stdout=subprocess.PIPE, text=True)

@@ -102,13 +102,15 @@ def test_a_server_that_says_nothing_is_given_up_where_qemu_can(names, is_new):
     assert ('open-timeout' in nbd_way('storage-1', 10810, 'base-x').node) is is_new
 
 
-@pytest.mark.parametrize(('said', 'is_known'), [
-    ('qemu-img version 6.2.0 (Debian 1:6.2+dfsg-2ubuntu6.24)', False),
-    ('qemu-img version 7.0.0', True), ('qemu-img version 7.2.22 (Debian 1:7.2+dfsg-7)', True),
-    ('qemu-img version 10.0.2', True), ('something else', False)])
-def test_since_when_qemu_can_its_version_tells(monkeypatch, said, is_known):
+@pytest.mark.parametrize(('said', 'is_known', 'changes_wait'), [
+    ('qemu-img version 6.2.0 (Debian 1:6.2+dfsg-2ubuntu6.24)', False, False),
+    ('qemu-img version 7.0.0', True, False),
+    ('qemu-img version 7.2.22 (Debian 1:7.2+dfsg-7)', True, False),
+    ('qemu-img version 10.0.2', True, True), ('something else', False, False)])
+def test_what_qemu_does_its_version_tells(monkeypatch, said, is_known, changes_wait):
     monkeypatch.setattr(qemuimg, '_run', lambda *_arguments, **_options: said)
-    assert qemuimg.knows_open_timeout.__wrapped__() is is_known
+    monkeypatch.setattr(qemuimg, 'major_version', qemuimg.major_version.__wrapped__)
+    assert qemuimg.knows_open_timeout() is is_known and qemuimg.changes_wait() is changes_wait
 
 
 def test_a_name_that_is_not_known_is_a_node_that_is_away(names, new_qemu):

@@ -651,6 +651,27 @@ def test_how_a_base_is_read_is_told(house, monkeypatch):
     assert status(house) == [(*told, None)]
 
 
+def test_whether_reads_wait_is_told_by_the_last_look(house, monkeypatch):
+    house.reads(BASE, remote(OTHER))
+    assert house.of.all_answer(25)
+    now = 2000.0
+    monkeypatch.setattr('time.time', lambda: now)
+    house.look()
+    assert house.of.all_answer(25)
+    house.connectors.silent.add(house.name())
+    house.look()
+    assert not house.of.all_answer(25), 'they were sent on since, and had no answer yet'
+    house.look()
+    assert house.of.all_answer(25)
+    house.connectors.away.add(NODE)
+    house.look()
+    now += 24
+    house.look()
+    assert not house.of.is_read(BASE.export) and not house.of.all_answer(25)
+    now += 1
+    assert house.of.all_answer(25), 'those of a base that nobody can read have failed'
+
+
 def test_a_base_in_ceph_is_told_by_its_clone_also_of_an_earlier_process(house):
     house.reads(IN_CEPH)
     told = (IMAGE, ORIGIN.clone(IMAGE, 'p', 'n').path, house.name(), 1000.0, None)

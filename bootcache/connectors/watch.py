@@ -90,6 +90,16 @@ class Watch:
         """Tell whether a base can be read, as far as the watch knows."""
         return bool(self._connectors.name_of(export)) and export not in self._silent
 
+    def all_answer(self, seconds: float) -> bool:
+        """Tell whether no read of a base waits, as far as the watch knows.
+
+        :param seconds: after which reads have failed of a base that can be read by no way, from its
+            last answer on.
+        """
+        begun = time.time() - seconds
+        return not any(self._connectors.name_of(export)
+                       or self._answered_at.get(export, 0.0) > begun for export in self._silent)
+
     def failure(self, export: str) -> exception.BootcacheError | None:
         """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody
         has had it be read.

@@ -116,14 +116,8 @@ class BaseConnections:
         return {**{remote.export: remote for remote in list(self._held.values())}, **self._remotes}
 
     def all_answer(self, seconds: float) -> bool:
-        """Tell whether no read of a base waits, as far as the watch knows.
-
-        :param seconds: after which reads have failed of a base that can be read by no way, from its
-            last answer on.
-        """
-        answered_at, begun = self._answered_at, time.time() - seconds
-        return not any(self.is_read(export) or answered_at.get(export, 0.0) > begun
-                       for export in self._unanswered)
+        """Tell whether no read of a base waits, as far as is known: see ``Watch``."""
+        return self._watch.all_answer(seconds)
 
     # One base.
 

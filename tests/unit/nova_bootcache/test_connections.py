@@ -652,15 +652,17 @@ def test_how_a_base_is_read_is_told(house, monkeypatch):
 
 
 def test_whether_reads_wait_is_told_by_the_last_look(house, monkeypatch):
-    house.reads(BASE, remote(OTHER))
+    house.reads(BASE)
     assert house.of.all_answer(25)
     now = 2000.0
     monkeypatch.setattr('time.time', lambda: now)
     house.look()
     assert house.of.all_answer(25)
     house.connectors.silent.add(house.name())
-    house.look()
-    assert not house.of.all_answer(25), 'they were sent on since, and had no answer yet'
+    with house.watch.alone(BASE.export):
+        house.look()
+    assert not house.of.all_answer(25)
+    # They are sent on.
     house.look()
     assert house.of.all_answer(25)
     house.connectors.away.add(NODE)

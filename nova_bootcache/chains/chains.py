@@ -380,8 +380,6 @@ class Chains:
                     # The watch looks for a way, each second.
                     raise away
                 self.serve_base(entry)
-                if not guest_waits:
-                    self._gateway.connections.check(entry.remote.export)
             except Exception as error:
                 if not guest_waits or not chainstores.passes(error):
                     raise

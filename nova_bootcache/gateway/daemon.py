@@ -98,16 +98,12 @@ class Gateway:
         """Serve a base to this host's servers.
 
         :returns: the export's name.
-        :raises StorageNodeAway: if it cannot be reached, and is not served yet.
+        :raises StorageNodeAway: if it cannot be reached.
         :raises StorageDaemonError: if the daemon refuses.
         """
         self.daemon.ensure_running()
-        there = self._present(remote.image_id)
-        self.connections.know(remote)
-        # Not under the lock: bases of other storage nodes do not wait for this one. Guests that
-        # read one that is served wait for the watch.
-        if not there.is_exported or there.content != remote.export:
-            self.connections.connect(remote)
+        # Not under the lock: bases of other storage nodes do not wait for this one.
+        self.connections.connect(remote)
         return self._export(remote)
 
     def serve_absent(self, remote: Remote, virtual_bytes: int) -> None:

@@ -18,8 +18,9 @@ from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import Rbd
 from bootcache.connectors import probe
-from bootcache.connectors.connectors import Connectors, LocalStarter
+from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.probe import Answer
+from bootcache.connectors.starter import Starter
 from bootcache.connectors.ways import Way, rbd_origin, rbd_way
 from bootcache.locks import OrderedLock
 from bootcache.manifest import Manifest
@@ -63,7 +64,7 @@ class OpenClones:
         self._conf = conf
         self._ceph = group.rbd_store_ceph_conf, group.rbd_store_user
         self._rbd = Rbd(*self._ceph)
-        self._connectors = Connectors(group.run_dir, LocalStarter(group.run_dir))
+        self._connectors = Connectors(group.run_dir, Starter(group.run_dir).do)
         self._health, self._opening = Breaker(1, _PAUSE_SECONDS), Breaker(1, _OPEN_PAUSE_SECONDS)
         # Makes looking by which connector a clone is read, and changing that, one step; as does
         # starting and ending connectors, of which there are two for all clones.

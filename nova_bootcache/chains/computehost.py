@@ -1,15 +1,16 @@
 """One compute host: its parts, wired together."""
 
 import contextlib
+import functools
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, exception, tls
+from bootcache import certificates, exception, listening, tls
 from bootcache import conf as bootcache_conf
-from bootcache.connectors import probe
+from bootcache.connectors import probe, supervisor
 from bootcache.connectors.connectors import Connectors
-from bootcache.connectors.supervisor import SupervisedStarter
+from bootcache.connectors.starter import Starter
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
@@ -75,10 +76,13 @@ class ComputeHost:
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
         clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD)
         clones.check()
-        starter = SupervisedStarter(group.gateway_run_dir, group.gateway_autostart)
-        self.connections = BaseConnections(Connectors(group.gateway_run_dir, starter),
-                                           self.encryption, clones)
-        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
+        run_dir = group.gateway_run_dir
+        starts = group.gateway_autostart and not listening.is_served(
+            supervisor.socket_path(run_dir))
+        self._starter = Starter(run_dir) if starts else None
+        do = self._starter.do if self._starter else functools.partial(supervisor.ask, run_dir)
+        self.connections = BaseConnections(Connectors(run_dir, do), self.encryption, clones)
+        self.gateway = Gateway(run_dir, group.gateway_socket, group.reconnect_delay,
                                self.connections, group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
@@ -118,6 +122,8 @@ class ComputeHost:
         self._readable.find_out()
         self.connections.start()
         try:
+            if self._starter:
+                self._starter.listen()
             self.gateway.start()
             # Whoever was at work on it is gone.
             self.reconcile()

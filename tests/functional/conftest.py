@@ -19,13 +19,14 @@ from pathlib import Path
 import apart
 import pytest
 from compute_host import Service
-from functional_tools import end_supervisor, free_port, processes_of, qemu_img, until
+from functional_tools import free_port, processes_of, qemu_img, until
 from glance_rbd import CAPS, HOST_CAPS, MIB, SIZE, GlanceStore
 from oslo_config import cfg
 from storage_node import Node
 
 from bootcache import conf as bootcache_conf
 from bootcache import locks, rpcapi
+from bootcache.connectors.starter import Starter
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.smallca import SmallCA
@@ -175,7 +176,7 @@ def hosts(node, storage_conf, directory, monkeypatch):
     for host in made:
         host.stop()
         host.gateway.daemon.stop()
-    end_supervisor(f'{directory}/gateway')
+    Starter(f'{directory}/gateway').kill_all()
 
 
 @pytest.fixture

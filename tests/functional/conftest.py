@@ -4,6 +4,7 @@ Unix socket paths end at 107 bytes, so everything lives in /tmp/bc..., not in py
 """
 
 import contextlib
+import functools
 import importlib.util
 import os
 import random
@@ -32,6 +33,7 @@ from glance_bootcache import conf as glance_conf
 from glance_bootcache.smallca import SmallCA
 from glance_bootcache.storage.exporters import Exporters
 from nova_bootcache import conf as nova_conf
+from nova_bootcache.chains import computehost
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.upkeep import HostUpkeep
@@ -152,6 +154,8 @@ def hosts(node, storage_conf, directory, monkeypatch):
     """Makes the driver's host object; a second one is the driver after its restart."""
     service = Service(node)
     monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
+    # There is one in a process: who waits at its socket is sent on when the driver is started anew.
+    monkeypatch.setattr(computehost, 'Starter', functools.cache(Starter))
     os.mkdir(f'{directory}/gateway')
     made = []
 

@@ -85,10 +85,10 @@ def test_who_waits_is_sent_on(do, directory):
     before = [parked(directory) for _number in range(3)]
     do('release')
     assert all(is_sent_on(client) for client in before)
+    later = parked(directory)
+    later.setblocking(False)
     with pytest.raises(BlockingIOError):
-        client = parked(directory)
-        client.setblocking(False)
-        client.recv(1)
+        later.recv(1)
 
 
 def test_release_is_asked_for_by_many_at_once(do, directory):

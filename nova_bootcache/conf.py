@@ -239,8 +239,9 @@ Related options:
     cfg.BoolOpt('gateway_autostart',
                 default=True,
                 help="""
-Whether the driver starts a gateway, and ``bootcache-connectors``, where none
-answers. Switch it off where systemd runs bootcache-gateway.service and
+Whether the driver starts a gateway where none answers, and connectors where
+no ``bootcache-connectors`` answers when nova-compute starts. Switch it off
+where systemd runs bootcache-gateway.service and
 bootcache-connectors.service, so that only one of them starts each.
 
 What the driver starts runs as Nova's user and ends with nova-compute's control

@@ -8,8 +8,7 @@ connectors answer tell all.
 import contextlib
 import os
 import time
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from oslo_log import log as logging
 
@@ -22,7 +21,7 @@ from bootcache.errorlog import ErrorLog
 
 LOG = logging.getLogger(__name__)
 
-_LINKS, _CONNECTORS = 'bases', 'connectors'
+_LINKS, CONNECTORS = 'bases', 'connectors'
 # Where links lead by which nothing can be read: a socket at which nobody answers. QEMU would try a
 # path that leads nowhere after 1, 2, 4, 8 and 16 s; one that waits here is sent on, and connects
 # within a second.
@@ -35,29 +34,8 @@ _FRESH_SECONDS = 120
 _NUMBERS = 2
 
 
-class Starter(Protocol):
-    """Starts connectors, and ends them."""
-
-    def start(self, name: str) -> None:
-        """Have a connector run.
-
-        :raises StorageDaemonError: if it does not come up.
-        """
-
-    def kill(self, name: str) -> None:
-        """End a connector at once, whatever waits in it; it is gone when this returns.
-
-        :raises StorageDaemonError: if it cannot be ended.
-        """
-
-    def release(self) -> None:
-        """Send on those who wait at the parked socket: they connect again, by their links.
-
-        :raises StorageDaemonError: if they cannot be.
-        """
-
-
-def _names_in(directory: str) -> list[str]:
+def names_in(directory: str) -> list[str]:
+    """Return the names of the connectors of which there are files in a directory."""
     try:
         return sorted(name for name in {entry.partition('.')[0] for entry in os.listdir(directory)}
                       if connector.NAME.fullmatch(name))
@@ -65,47 +43,17 @@ def _names_in(directory: str) -> list[str]:
         return []
 
 
-class LocalStarter:
-    """Starts them as this process's children; they outlive it.
-
-    :param run_dir: as of the connectors.
-    """
-
-    def __init__(self, run_dir: str):
-        self._directory = os.path.join(run_dir, _CONNECTORS)
-
-    def start(self, name: str) -> None:
-        """See ``Starter``."""
-        connector.daemon(self._directory, name, autostart=True).ensure_running()
-
-    def release(self) -> None:
-        """Nobody waits: there is no such socket."""
-
-    def names(self) -> list[str]:
-        """Return the names of those of which there are files."""
-        return _names_in(self._directory)
-
-    def kill(self, name: str) -> None:
-        """See ``Starter``."""
-        daemon = connector.daemon(self._directory, name, autostart=True)
-        daemon.stop(0)
-        for path in (daemon.monitor_path, daemon.pid_path, daemon.log_path,
-                     errorlog.apart(daemon.log_path), connector.socket_path(self._directory, name)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
-
 class Connectors:
     """Has bases be read by connectors.
 
     :param run_dir: of its links and of the connectors' files; short, as paths of unix sockets end
         at 107 bytes.
-    :param starter: of connectors.
+    :param starter: ``Starter.do`` (starter.py), or what asks another process for it.
     """
 
-    def __init__(self, run_dir: str, starter: Starter):
+    def __init__(self, run_dir: str, starter: Callable[[str, str], None]):
         self._links = os.path.join(run_dir, _LINKS)
-        self._directory = os.path.join(run_dir, _CONNECTORS)
+        self._directory = os.path.join(run_dir, CONNECTORS)
         self._starter = starter
         # What is being opened, by the names of connectors: no link leads there yet. Each step is
         # atomic.
@@ -180,7 +128,7 @@ class Connectors:
         self._opening[export] = name
         try:
             if not found.runs:
-                self._starter.start(name)
+                self._starter('start', name)
             self._open(found, export, way)
             if before != name:
                 self._link(export, os.path.basename(found.socket))
@@ -218,7 +166,7 @@ class Connectors:
 
     def _release(self, export: str) -> None:
         try:
-            self._starter.release()
+            self._starter('release', '')
         except exception.StorageDaemonError as error:
             # Each of them connects by its link some seconds later.
             LOG.warning('who waits for %s is not sent on: %s', export, error)
@@ -263,14 +211,14 @@ class Connectors:
             self._tidy(name)
         except exception.StorageDaemonBusy as error:
             LOG.warning('connector %s does not answer, and is ended: %s', name, error)
-            self._starter.kill(name)
+            self._starter('kill', name)
         except exception.StorageDaemonError as error:
             LOG.warning('connector %s: %s', name, error)
 
     def _tidy(self, name: str) -> None:
         used = self._used().get(name)
         if used is None:
-            self._starter.kill(name)
+            self._starter('kill', name)
         elif (found := self._of(name)).runs:
             found.sweep(used)
 
@@ -313,8 +261,8 @@ class Connectors:
 
         :raises StorageDaemonError: if one cannot be ended.
         """
-        for name in _names_in(self._directory):
-            self._starter.kill(name)
+        for name in names_in(self._directory):
+            self._starter('kill', name)
 
     def keep(self, exports: Iterable[str]) -> None:
         """Forget all but some bases, and end what nobody reads by any more.
@@ -330,7 +278,7 @@ class Connectors:
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - os.lstat(link).st_mtime > _FRESH_SECONDS:
                         os.unlink(link)
-        for name in _names_in(self._directory):
+        for name in names_in(self._directory):
             try:
                 self._tidy(name)
             except exception.StorageDaemonError as error:

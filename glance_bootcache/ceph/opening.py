@@ -15,7 +15,8 @@ from bootcache.cacheimage import Base
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import Rbd
-from bootcache.connectors.connectors import Connectors, LocalStarter
+from bootcache.connectors.connectors import Connectors
+from bootcache.connectors.starter import Starter
 from bootcache.connectors.watch import Watch
 from bootcache.connectors.ways import rbd_way
 from bootcache.locks import KeyedLocks
@@ -50,7 +51,7 @@ class OpenClones:
         self._conf = conf
         self._ceph = group.rbd_store_ceph_conf, group.rbd_store_user
         self._rbd = Rbd(*self._ceph)
-        self._connectors = Connectors(group.run_dir, LocalStarter(group.run_dir))
+        self._connectors = Connectors(group.run_dir, Starter(group.run_dir).do)
         self._health, self._opening = Breaker(1, _PAUSE_SECONDS), Breaker(1, _OPEN_PAUSE_SECONDS)
         # Of clones that are served, or about to be, by name. Each step is atomic; likewise below.
         self._served: dict[str, RbdClone] = {}

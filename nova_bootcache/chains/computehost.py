@@ -1,6 +1,7 @@
 """One compute host: its parts, wired together."""
 
 import contextlib
+import functools
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -9,6 +10,7 @@ from bootcache import certificates, exception, listening, tls
 from bootcache import conf as bootcache_conf
 from bootcache.connectors import probe, supervisor
 from bootcache.connectors.connectors import Connectors
+from bootcache.connectors.starter import PROGRAM, Starter
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
@@ -74,12 +76,14 @@ class ComputeHost:
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
         clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD)
         clones.check()
-        starter = supervisor.SupervisedStarter(group.gateway_run_dir, group.gateway_autostart)
-        self._supervisor_path = '' if group.gateway_autostart \
-            else supervisor.socket_path(group.gateway_run_dir)
-        self.connections = BaseConnections(Connectors(group.gateway_run_dir, starter),
-                                           self.encryption, clones)
-        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, self.connections,
+        run_dir = group.gateway_run_dir
+        starts = group.gateway_autostart and not listening.is_served(
+            supervisor.socket_path(run_dir))
+        self._starter = Starter(run_dir) if starts else None
+        do = self._starter.do if self._starter else functools.partial(supervisor.ask, run_dir)
+        self._supervisor_path = '' if self._starter else supervisor.socket_path(run_dir)
+        self.connections = BaseConnections(Connectors(run_dir, do), self.encryption, clones)
+        self.gateway = Gateway(run_dir, group.gateway_socket, self.connections,
                                group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
@@ -120,6 +124,8 @@ class ComputeHost:
         self._readable.find_out()
         self.connections.start(entry.remote for entry in self.cache.entries())
         try:
+            if self._starter:
+                self._starter.listen()
             self.gateway.start()
             # Whoever was at work on it is gone.
             self.reconcile()
@@ -135,7 +141,7 @@ class ComputeHost:
         self.gateway.start()
         if self._supervisor_path and not listening.is_served(self._supervisor_path):
             raise exception.StorageDaemonError(
-                f'nothing answers at {self._supervisor_path}; start {supervisor.PROGRAM}.service')
+                f'nothing answers at {self._supervisor_path}; start {PROGRAM}.service')
 
     def stop(self) -> None:
         """Stop all recording and expanding; the gateway goes on serving this host's servers."""

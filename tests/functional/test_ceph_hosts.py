@@ -27,6 +27,7 @@ from glance_rbd import HOST_CAPS, MIB, READ_ONLY
 
 from bootcache import exception
 from bootcache.connectors import connectors
+from bootcache.connectors.starter import Starter
 from nova_bootcache.gateway import hostclones
 from tools.ceph.cluster import CephError
 
@@ -316,7 +317,7 @@ def test_glance_deletes_the_image(ceph_hosts, node, glance_store, directory):
     host = ceph_hosts()
     booted(host, node, directory)
     glance_store.delete(node.image_id)
-    host.connections._connectors._starter.kill(reader(host, node))
+    Starter(f'{directory}/gateway').do('kill', reader(host, node))
     host.upkeep.connect_bases()
     assert is_direct(host, node)
     until(lambda: readable(host, node), 'reads that go on')

@@ -7,10 +7,11 @@ from concurrent import futures
 
 import pytest
 from bare_gateway import bare_gateway
-from functional_tools import end_supervisor, frozen, qemu_img, until
+from functional_tools import frozen, qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
+from bootcache.connectors.starter import Starter
 from bootcache.growingstore import StoreKeeper
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.graph import Store
@@ -24,7 +25,7 @@ def gateway(node, directory):
     gateway.start()
     yield gateway
     gateway.daemon.stop()
-    end_supervisor(f'{directory}/gw')
+    Starter(f'{directory}/gw').kill_all()
 
 
 @pytest.fixture

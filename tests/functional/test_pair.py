@@ -7,10 +7,11 @@ import threading
 import nbd
 import pytest
 from bare_gateway import bare_gateway
-from functional_tools import end_supervisor, qemu_img, until
+from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming, qemuimg, savefile
+from bootcache.connectors.starter import Starter
 from bootcache.manifest import CacheInfo, Made, Manifest
 from bootcache.tier import Medium, TierLimits
 from bootcache.workingset import Extent
@@ -29,7 +30,7 @@ def gateway(storage_conf, directory):
     gateway = bare_gateway(f'{directory}/gateway', storage_conf.bootcache.gateway_socket)
     yield gateway
     gateway.daemon.stop()
-    end_supervisor(f'{directory}/gateway')
+    Starter(f'{directory}/gateway').kill_all()
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from nova_bootcache.asking import client
 from nova_bootcache.asking.placement import Offer
 from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
-from nova_bootcache.gateway import socketfault
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling import settler
 
@@ -30,8 +29,6 @@ PERIOD_SECONDS = 10
 _LONGEST_PAUSE = 600
 _SERVICE, _GATEWAY = 'service', 'the gateway is not ready'
 _CERTIFICATES = 'QEMU has not taken this host\'s certificates'
-_CONFINED = 'confined'
-_SOCKET = 'whether QEMU may open the gateway\'s socket is not known'
 
 
 class HostUpkeep:
@@ -39,14 +36,11 @@ class HostUpkeep:
 
     :param host: the host.
     :param holdings: tells others what the host holds.
-    :param capabilities: gives libvirt's description of this host, as XML.
     """
 
-    def __init__(self, host: ComputeHost, holdings: PublishedHoldings,
-                 capabilities: Callable[[], str] = lambda: ''):
+    def __init__(self, host: ComputeHost, holdings: PublishedHoldings):
         self._host = host
         self._holdings = holdings
-        self._capabilities = capabilities
         self._news = News(LOG)
         self._has_gateway = False
         self._stopped = threading.Event()
@@ -114,30 +108,7 @@ class HostUpkeep:
         self._has_gateway = True
         self._news.mended(_GATEWAY, 'bootcache: the gateway answers again')
         # Whoever restarted it, or mended the socket's mode.
-        self.check_socket()
-
-    def check_socket(self) -> None:
-        """See whether QEMU may open the gateway's socket, as far as that is told by modes.
-
-        What libvirt runs QEMU as may be another by now.
-        """
-        qemu = None
-        try:
-            capabilities = self._capabilities()
-            qemu = socketfault.identity(capabilities)
-            if hint := socketfault.warning(capabilities, self._host.gateway.socket_path):
-                self._news.bad(_CONFINED, 'bootcache: %s', hint)
-            else:
-                self._news.mended(_CONFINED, 'bootcache: AppArmor lets QEMU open the socket now')
-        except Exception as error:
-            # It is away, or not connected yet: what it was is not another for that.
-            LOG.debug('bootcache: libvirt does not tell whom QEMU runs as: %s', error)
-        try:
-            self._host.serving.socket.check(qemu)
-            self._news.mended(_SOCKET, 'bootcache: no longer so: %s', _SOCKET)
-        except OSError as error:
-            # A start will tell.
-            self._news.bad(_SOCKET, 'bootcache: %s: %s', _SOCKET, error)
+        self._host.serving.socket.check()
 
     def serve_bases(self) -> None:
         """Give a gateway that was restarted its bases again.

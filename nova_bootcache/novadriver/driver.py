@@ -65,7 +65,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                                         self.bootcache.cache.holds_path, self.bootcache.boots)
         self.holdings = PublishedHoldings(self.bootcache, servers.base_directory,
                                           self.settler.unsettled.report, self.standing.report)
-        self.upkeep = HostUpkeep(self.bootcache, self.holdings, servers.capabilities)
+        self.upkeep = HostUpkeep(self.bootcache, self.holdings)
         self.warming = HostWarmer(self.bootcache, bandwidth(CONF, 'warm_bandwidth'))
         # Whether operations wait for the gateway: not each that Nova's start does while it is away.
         self._is_patient = self._is_stopped = False
@@ -91,7 +91,6 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.upkeep.start()
         self._wait_until_ready()
         super().init_host(host, *args, **kwargs)
-        self.upkeep.check_socket()
         if not reason:
             # Needs the connection to libvirt; before anybody lets servers go on.
             self.settler.recover()

@@ -169,10 +169,6 @@ class NovaServers:
                       ' %s', server_id, error)
             return False
 
-    def capabilities(self) -> str:
-        """Return libvirt's description of this host, as XML."""
-        return str(self._host.get_connection().getCapabilities())
-
     @staticmethod
     def shared_storage(cache_directory: str, host: str) -> str:
         """Return why cache images cannot be served from this host's directories, if so."""

@@ -13,6 +13,7 @@ from bootcache.tier import Medium, TierLimits
 from nova_bootcache import upkeep
 from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.gateway.graph import Present
+from nova_bootcache.gateway.socketfault import GatewaySocket
 from nova_bootcache.storagenode import PLAIN, Remote, TakenCertificates
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -36,11 +37,8 @@ class Faults:
         self.broken = set()
 
     def check(self, what):
-        if what not in self.broken:
-            return
-        if what == 'check':
-            raise OSError('the file system does not answer')
-        raise exception.StorageDaemonError(f'{what} does not answer')
+        if what in self.broken:
+            raise exception.StorageDaemonError(f'{what} does not answer')
 
 
 class Gateway:
@@ -180,22 +178,11 @@ class Fetches:
         held[image_id] = dataclasses.replace(held[image_id], cache_image=offered.cache_image)
 
 
-class Socket:
-    """Stands for the look at the gateway's socket."""
-
-    def __init__(self, faults):
-        self.faults, self.checked = faults, []
-
-    def check(self, qemu=None):
-        self.checked.append(qemu)
-        self.faults.check('check')
-
-
 class Serving:
     """Stands for whether new servers are served."""
 
-    def __init__(self, faults):
-        self.refusal, self.socket = '', Socket(faults)
+    def __init__(self):
+        self.refusal, self.socket = '', GatewaySocket(Gateway.socket_path, '/cache')
 
 
 class Reports:
@@ -295,7 +282,7 @@ class Host:
         self.chains = Chains(self.faults, self.gateway)
         self.storage = Storage()
         self.room, self.fetches = Room(self.cache), Fetches(self.faults, self.cache)
-        self.serving, self.boots = Serving(self.faults), Boots(Reports(self.faults, self.done))
+        self.serving, self.boots = Serving(), Boots(Reports(self.faults, self.done))
         self.store_space = StoreSpace(self.faults, self.done)
         self.expansions = Expansions(self.faults, self.done)
         self.holdings = Holdings(self.faults)
@@ -324,9 +311,9 @@ def host(tmp_path):
     return Host(tmp_path)
 
 
-def upkeep_of(host, *more):
+def upkeep_of(host):
     """Return what looks after a host of these stand-ins."""
-    return upkeep.HostUpkeep(host, host.holdings, *more)
+    return upkeep.HostUpkeep(host, host.holdings)
 
 
 def looks(clock, step, count, seconds=upkeep.PERIOD_SECONDS):

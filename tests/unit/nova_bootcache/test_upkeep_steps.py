@@ -8,6 +8,7 @@ from fakes_upkeep import host as host  # the fixture
 
 from bootcache import certificates, rpcapi
 from glance_bootcache.smallca import SmallCA
+from nova_bootcache.gateway.socketfault import GatewaySocket
 
 # What the storage service hears.
 
@@ -30,23 +31,22 @@ def test_the_host_s_certificate_is_told_of_before_it_ends(host, clock, tmp_path,
 
 # The gateway's socket.
 
-DAC = ('<capabilities><host><secmodel><model>dac</model><baselabel type="kvm">+{0}:+{0}</baselabel>'
-       '</secmodel></host></capabilities>')
+def test_a_socket_that_qemu_was_denied_is_tried_again_once_it_is_mended(host, clock, tmp_path):
+    path = tmp_path / 's'
+    path.touch()
+    socket = host.serving.socket = GatewaySocket(str(path), str(tmp_path / 'cache'))
 
+    def start():
+        if not socket.reason_for('server-1'):
+            raise RuntimeError(f'Failed to connect to \'{path}\': Permission denied')
 
-def test_whom_libvirt_runs_qemu_as_is_asked_each_time(host, clock):
-    told = iter([DAC.format(0), DAC.format(64055)])
-
-    def capabilities():
-        for text in told:
-            return text
-        raise RuntimeError('libvirt is away')
-
-    keeper = upkeep_of(host, capabilities)
-    for _round in range(3):
-        keeper.once()
-    checked = host.serving.socket.checked
-    assert [qemu and qemu.uid for qemu in checked] == [0, 64055, None], 'away: as it was'
+    socket.start('server-1', start, lambda: True)
+    keeper = upkeep_of(host)
+    keeper.once()
+    assert socket.reason
+    path.chmod(0o666)
+    keeper.once()
+    assert socket.reason == ''
 
 
 # All of it.
@@ -57,7 +57,6 @@ WORDS = {'start': 'the gateway is not ready', 'left over': 'what nobody needs st
          'space': 'space that growing stores do not need',
          'expand': 'compressed cache images are not expanded',
          'reports': 'what boots read is not told', 'bus': 'is not told what is here',
-         'check': 'whether QEMU may open the gateway\'s socket is not known',
          'fetch': 'its empty cache image stays', 'ensure_base': 'cannot serve its base'}
 
 

@@ -90,17 +90,6 @@ def info(path: str, image_format: str, confine: bool = False) -> dict[str, Any]:
     return document
 
 
-def check_opens(node: Mapping[str, Any]) -> None:
-    """Check that a node's data can be had, as raw.
-
-    :param node: for QEMU, without its name.
-    :raises BootcacheError: if it cannot be opened.
-    """
-    _run('info', *_objects(node),
-         'json:' + json.dumps({'driver': 'raw', 'read-only': True, 'file': node}),
-         timeout=_OPEN_SECONDS)
-
-
 @functools.cache
 def major_version() -> int:
     """Return the first number of QEMU's version, 0 if it does not tell."""

@@ -39,7 +39,7 @@ class StoreSpace:
         # Images that an earlier process may have left such stores of; None until that was looked
         # for. All later ones are this process's.
         self._left: set[str] | None = None
-        # By image, and by storage node of which one is away.
+        # By image.
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
 
     def give_back(self) -> None:
@@ -69,10 +69,7 @@ class StoreSpace:
 
     def _try(self, entry: CacheEntry) -> bool:
         """Have an image's stores give back their space; return whether they did, once for all."""
-        image_id, node = entry.remote.image_id, f'{entry.remote.host}:{entry.remote.port}'
-        # Others of the same storage node are not waited for.
-        if not self._pauses.is_time(node):
-            return False
+        image_id = entry.remote.image_id
         try:
             # Nobody opens another one in its place meanwhile.
             with self._needs.deciding.of(image_id):
@@ -81,12 +78,10 @@ class StoreSpace:
                     return False
                 for path in self._ahead(image_id):
                     self._store_at(path, entry).give_back()
-            self._pauses.forget(node)
             self._pauses.forget(image_id)
             return True
         except (exception.BootcacheError, OSError) as error:
-            pause = self._pauses.postpone(
-                node if isinstance(error, exception.StorageNodeAway) else image_id)
+            pause = self._pauses.postpone(image_id)
             LOG.info('image %s: its growing store keeps space that it does not need, and is looked'
                      ' at again in %.0f s: %s', image_id, pause, error)
         return False

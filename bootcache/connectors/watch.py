@@ -17,7 +17,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import bus, exception, green
+from bootcache import bus, exception, green, qemuimg
 from bootcache.connectors import probe
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.probe import Answer
@@ -90,15 +90,21 @@ class Watch:
         """Tell whether a base can be read, as far as the watch knows."""
         return bool(self._connectors.name_of(export)) and export not in self._silent
 
-    def all_answer(self, seconds: float) -> bool:
-        """Tell whether no read of a base waits, as far as the watch knows.
+    def check_changes(self, seconds: float) -> None:
+        """Check that nodes above bases may be changed: that no read of one waits, as far as the
+        watch knows, where QEMU has all that a daemon serves wait with it.
 
         :param seconds: after which reads have failed of a base that can be read by no way, from its
             last answer on.
+        :raises StorageDaemonBusy: if one does.
         """
         begun = time.time() - seconds
-        return not any(self._connectors.name_of(export)
-                       or self._answered_at.get(export, 0.0) > begun for export in self._silent)
+        if qemuimg.changes_wait() and any(
+                self._connectors.name_of(export) or self._answered_at.get(export, 0.0) > begun
+                for export in list(self._silent)):
+            raise exception.StorageDaemonBusy(
+                'nothing is changed while reads of a base have no answer, as QEMU would keep all'
+                ' who read waiting with them')
 
     def failure(self, export: str) -> exception.BootcacheError | None:
         """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody

@@ -122,6 +122,10 @@ class OpenClones:
         if may_end:
             self._connectors.keep(clones)
 
+    def check_changes(self) -> None:
+        """Check that what is above clones may be changed: see ``Watch``."""
+        self._watch.check_changes(_RECONNECT_SECONDS)
+
     def stop(self) -> None:
         """End the connectors; what is read of them waits."""
         self._watch.stop()

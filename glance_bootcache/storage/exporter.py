@@ -166,6 +166,7 @@ class Exporter:
             name, group.run_dir, TcpListener(group.export_host, port), admission=admitted,
             breaker=Breaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
             trace=errorlog.traced_apart(group.run_dir, name))
+        self._daemon.monitor.before_change = clones.check_changes
         self._admission = admission.KeptAdmission(self._daemon, admitted, only is not None)
         self._reached = {'tls': admitted is not None, 'server': [
             group.advertise_host or group.export_host,

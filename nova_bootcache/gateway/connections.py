@@ -27,6 +27,8 @@ LOG = logging.getLogger(__name__)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 10, 600
 # Of which is asked after each other.
 _MOST_FOUND = 8
+# The place of bases that are read there.
+_IN_CEPH = 'Ceph'
 _TOLD = (exception.ConfigurationError, exception.BaseUnreadable)
 
 
@@ -103,7 +105,8 @@ class BaseConnections:
                       self._encryption.credentials(remote.tls))
 
     def _places(self) -> dict[str, str]:
-        return {export: naming.tcp_address(remote.host, remote.port)
+        return {export: _IN_CEPH if self.is_in_ceph(export)
+                else naming.tcp_address(remote.host, remote.port)
                 for export, remote in self._linked().items()}
 
     def _linked(self) -> dict[str, Remote]:
@@ -115,9 +118,9 @@ class BaseConnections:
         # Who holds one may have known it for long, and where it was.
         return {**{remote.export: remote for remote in list(self._held.values())}, **self._remotes}
 
-    def all_answer(self, seconds: float) -> bool:
-        """Tell whether no read of a base waits, as far as is known: see ``Watch``."""
-        return self._watch.all_answer(seconds)
+    def check_changes(self, seconds: float) -> None:
+        """Check that nodes above bases may be changed: see ``Watch``."""
+        self._watch.check_changes(seconds)
 
     # One base.
 

@@ -54,7 +54,7 @@ class Gateway:
                                     # Changing a chain waits for reads that wait.
                                     command_seconds=_ANSWER_SECONDS + _RECONNECT_SECONDS,
                                     queue_seconds=_QUEUE_SECONDS)
-        self.daemon.monitor.before_change = self._check_bases
+        self.daemon.monitor.before_change = lambda: connections.check_changes(_READ_SECONDS)
         # Make looking, adding and removing one step.
         self._locks = KeyedLocks(Rank.GATEWAY, 'the gateway\'s lock of image')
 
@@ -71,16 +71,6 @@ class Gateway:
                 f' {self.socket_path}, as [bootcache]gateway_socket has it; name the socket that it'
                 ' was started with (its unit has /run/bootcache/gateway.sock)')
         return is_new
-
-    def _check_bases(self) -> None:
-        """Check that no read waits, where QEMU would have all guests of the host wait with it.
-
-        :raises StorageDaemonBusy: if one does.
-        """
-        if qemuimg.changes_wait() and not self.connections.all_answer(_READ_SECONDS):
-            raise exception.StorageDaemonBusy(
-                'gateway: it is not changed while reads of a base have no answer, as QEMU would'
-                ' keep all servers waiting with them')
 
     def linked_node(self, name: str, export: str) -> dict[str, Any]:
         """Return the block node of what is read by a link: see ``BaseConnections``.

@@ -23,7 +23,8 @@ from oslo_config import cfg
 from bootcache import conf as bootcache_conf
 from bootcache import naming
 from bootcache.ceph.rights import RbdAccess
-from bootcache.connectors.connectors import Connectors, LocalStarter
+from bootcache.connectors.connectors import Connectors
+from bootcache.connectors.starter import Starter
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.ceph.opening import OpenClones
@@ -34,7 +35,6 @@ from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.storagenode import PLAIN, Remote
 
 _BYTES = 64 << 20
-_RECONNECT = 10
 
 
 def _remotes(exporter: Exporter, directory: str, count: int) -> list[Remote]:
@@ -71,8 +71,8 @@ def _served(gateways: list[Gateway], remotes: list[Remote]) -> list[float]:
 def _gateway(directory: str, name: str) -> Gateway:
     os.makedirs(f'{directory}/{name}', exist_ok=True)
     clones = HostClones(RbdAccess('', '', '', '', '', '', '', '', ''), is_on=False)
-    connections = BaseConnections(Connectors(directory, LocalStarter(directory)), PLAIN, clones)
-    return Gateway(f'{directory}/{name}', f'{directory}/{name}/sock', _RECONNECT, connections)
+    connections = BaseConnections(Connectors(directory, Starter(directory).do), PLAIN, clones)
+    return Gateway(f'{directory}/{name}', f'{directory}/{name}/sock', connections)
 
 
 def measure(directory: str, remotes: list[Remote], each_its_own: bool) -> str:
@@ -102,9 +102,7 @@ def measure(directory: str, remotes: list[Remote], each_its_own: bool) -> str:
     finally:
         for gateway in dict.fromkeys(there):
             gateway.daemon.stop()
-        starter = LocalStarter(directory)
-        for name in starter.names():
-            starter.kill(name)
+        Starter(directory).kill_all()
     return (f'{len(remotes):6} {kind:4} {len(pids):7} {own:8.1f} {shared:8.1f} {files:6}'
             f' {threads:7} {1000 * started[0]:9.0f} {1000 * statistics.median(started[1:]):9.0f}'
             f' {1000 * statistics.median(adopted):9.0f} {all_adopted:9.2f}')

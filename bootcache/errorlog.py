@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 TRACE = 'nbd_negotiate_handle_export_name_request'
 # Of a look, and of the log: a loop writes a megabyte a second.
 MOST_READ = 4 << 20
-_MOST_LOG = 64 << 20
+_MOST_LOG = 16 << 20
 _ERROR = b'reading from file failed'
 _ASKED = re.compile(rb"Client requested export '([^']{1,255})'")
 _LOG, _APART = '.log', '.asked'
@@ -33,31 +33,14 @@ _MANY = 20
 _WINDOW_SECONDS = 10.0
 
 
-def looping(log: bytes) -> str | None:
+def looping(log: bytes, names: bytes) -> str | None:
     """Return the export that clients ask for after error upon error, if there is one. Pure.
 
+    Clients say what is in the file of names, and the order of both is not known: of what they asked
+    for it is what they asked for about as often as there were errors.
+
     :param log: what the daemon has written within some seconds.
-    """
-    errors, asked, after_error = 0, collections.Counter[str](), False
-    for line in log.splitlines():
-        if _ERROR in line:
-            errors, after_error = errors + 1, True
-        elif after_error and (match := _ASKED.search(line)):
-            asked[match[1].decode(errors='replace')] += 1
-            after_error = False
-    if errors < _MANY or not asked:
-        return None
-    export, count = asked.most_common(1)[0]
-    return export if count >= _MANY // 2 else None
-
-
-def looping_apart(log: bytes, names: bytes) -> str | None:
-    """Return the same where names are in a file apart. Pure.
-
-    Clients say what is in that file, and the order of both is not known: of what they asked for it
-    is what they asked for about as often as there were errors.
-
-    :param names: what the daemon has written there within the same seconds.
+    :param names: what it has written there within the same seconds.
     """
     errors = sum(_ERROR in line for line in log.splitlines())
     if errors < _MANY:
@@ -112,7 +95,7 @@ class _Growing:
             return 0
 
     def news(self) -> bytes:
-        """Return what was written since the last time: see ``ErrorLog.news``."""
+        """Return what was written since the last look, the last few megabytes of it at most."""
         size = self._size()
         if size == self._seen:
             return b''
@@ -132,12 +115,11 @@ class ErrorLog:
     """A daemon's log, looked at now and then, and kept from filling its file system.
 
     :param path: of the log; need not exist.
-    :param names: of the file of names, if they are apart.
+    :param names: of the file of names; likewise.
     """
 
-    def __init__(self, path: str, names: str = ''):
-        self._log = _Growing(path)
-        self._names = _Growing(names) if names else None
+    def __init__(self, path: str, names: str):
+        self._log, self._names = _Growing(path), _Growing(names)
         # What was logged since a time, in monotonic seconds.
         self._recent = self._asked = b''
         self._since = 0.0
@@ -145,30 +127,20 @@ class ErrorLog:
     def looping(self) -> str | None:
         """Return the export that clients ask for without end, if there is one.
 
-        :raises OSError: if the log cannot be read.
+        :raises OSError: if a file cannot be read.
         """
         if time.monotonic() - self._since > _WINDOW_SECONDS:
             self._recent, self._asked, self._since = b'', b'', time.monotonic()
-        news = self.news()
+        news = self._log.news()
         self._recent = (self._recent + news)[-MOST_READ:]
-        if self._names is None or not os.path.exists(self._names.path):
-            return looping(self._recent) if news else None
         self._asked = (self._asked + self._names.news())[-MOST_READ:]
-        return looping_apart(self._recent, self._asked) if news else None
+        return looping(self._recent, self._asked) if news else None
 
     def forget(self) -> None:
         """Look at nothing of what was logged until now.
 
-        :raises OSError: if the log cannot be read.
+        :raises OSError: if a file cannot be read.
         """
-        self.news()
-        if self._names is not None:
-            self._names.news()
+        self._log.news()
+        self._names.news()
         self._recent = self._asked = b''
-
-    def news(self) -> bytes:
-        """Return what was written since the last look, the last few megabytes of it at most.
-
-        :raises OSError: if it cannot be read.
-        """
-        return self._log.news()

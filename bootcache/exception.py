@@ -34,6 +34,10 @@ class StorageDaemonBusy(StorageDaemonError):
     """qemu-storage-daemon runs, and did not answer in its time: it may again in a while."""
 
 
+class BaseUnreadable(StorageDaemonError):
+    """One base cannot be read where others may be."""
+
+
 class StorageNodeAway(StorageDaemonError):
     """A storage node's exporter does not answer."""
 

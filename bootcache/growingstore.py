@@ -86,16 +86,18 @@ class GrowingStore:
     :param base: name of the node that it reads from.
     :param virtual_bytes: size of that.
     :param granularity: bytes that are kept, and told, together.
+    :param check: raises an error unless the base can be read now; None for one that always can.
     """
 
     def __init__(self, daemon: StorageDaemon, name: str, base: str, virtual_bytes: int, path: str,
-                 granularity: int):
+                 granularity: int, check: Callable[[], None] | None = None):
         self.name = name
         self.path = path
         self._daemon = daemon
         self._base = base
         self._virtual_bytes = virtual_bytes
         self._granularity = granularity
+        self._check = check
         self._opened_bytes = 0
         self._samples: list[Sample] = []
 
@@ -170,11 +172,12 @@ class GrowingStore:
     def write_tables(self) -> None:
         """Have the store's tables written to its file, which lacks most of them before.
 
-        To be called only while the base answers: requests that are under way are waited for.
-
-        :raises StorageDaemonError: if the daemon refuses.
+        :raises StorageDaemonError: if the daemon refuses, or the base cannot be read now: requests
+            that are under way are waited for.
         """
         with self._daemon.session() as session:
+            if self._check is not None:
+                self._check()
             # Opened anew with identical options: nothing changes, but the tables are written.
             session.execute('blockdev-reopen', options=[self._store_node()])
 
@@ -285,7 +288,7 @@ class StoreKeeper(Generic[Kept]):
             for store in self.stores():
                 try:
                     growing |= store.look(time.monotonic())
-                except exception.StorageDaemonBusy as error:
+                except (exception.StorageDaemonBusy, exception.StorageNodeAway) as error:
                     # It has the store all the same.
                     LOG.debug('the growing store of %s is looked at later: %s',
                               store.name, error)

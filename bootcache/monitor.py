@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
@@ -100,6 +100,8 @@ class Session:
         :param arguments: as QMP names them, with underscores for hyphens at the top level.
         :raises StorageDaemonError: if it is refused or not answered in time.
         """
+        if command.startswith('block'):
+            self._monitor.before_change()
         named = {key.rstrip('_').replace('_', '-'): value for key, value in arguments.items()}
         try:
             answer = LOOP.run(self._client.execute(command, named or None),
@@ -124,13 +126,15 @@ class Monitor:
     :ivar name: of the daemon, for messages.
     :ivar path: of the monitor's socket.
     :ivar command_seconds: for which to wait for a command's answer.
+    :ivar before_change: called before a command that changes block nodes or exports: what it raises
+        keeps that from being sent.
 
     :param name: of the daemon, for messages.
     :param path: of the monitor's socket.
     :param patience: seconds for which to wait for the monitor, and for another thread that has it.
     :param command_seconds: for which to wait for a command's answer.
-    :param breaker: spares others the wait for a daemon that did not answer just now; None for a
-        daemon on which nobody waits in a hurry.
+    :param breaker: spares others the wait for a daemon that did not answer just now; None for one
+        that is not asked for hundreds of things in turn.
     :param cure: what to do where nobody listens; empty where who asks starts the daemon by itself.
     :param queue_seconds: for which to wait for other threads beyond ``patience``, as long as the
         daemon answers them.
@@ -145,6 +149,7 @@ class Monitor:
         self.name = name
         self.path = path
         self.command_seconds = command_seconds
+        self.before_change: Callable[[], None] = lambda: None
         self._patience = patience
         self._breaker = breaker
         # Guards the monitor within this process: it serves one client.

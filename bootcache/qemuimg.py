@@ -90,22 +90,22 @@ def info(path: str, image_format: str, confine: bool = False) -> dict[str, Any]:
     return document
 
 
-def check_opens(node: Mapping[str, Any]) -> None:
-    """Check that a node's data can be had, as raw.
-
-    :param node: for QEMU, without its name.
-    :raises BootcacheError: if it cannot be opened.
-    """
-    _run('info', *_objects(node),
-         'json:' + json.dumps({'driver': 'raw', 'read-only': True, 'file': node}),
-         timeout=_OPEN_SECONDS)
-
-
 @functools.cache
+def major_version() -> int:
+    """Return the first number of QEMU's version, 0 if it does not tell."""
+    version = re.search(r'version ([0-9]+)', _run('--version', timeout=_OPEN_SECONDS))
+    return int(version[1]) if version is not None else 0
+
+
 def knows_open_timeout() -> bool:
     """Tell whether QEMU's NBD gives up a server that says nothing: since 7.0."""
-    version = re.search(r'version ([0-9]+)', _run('--version', timeout=_OPEN_SECONDS))
-    return version is not None and int(version[1]) >= 7
+    return major_version() >= 7
+
+
+def changes_wait() -> bool:
+    """Tell whether adding or removing a block node or an export waits for all reads that a daemon
+    has, and nobody reads anything of it meanwhile: since 10."""
+    return major_version() >= 10
 
 
 def open_timeout() -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Recording a boot in a growing store of its own, which is exported for one overlay."""
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from bootcache import growingstore, naming
@@ -62,17 +62,18 @@ class Recording:
     :param base_nodes: block nodes of the base, lowest first; the last one is the base itself.
     :param virtual_bytes: size of the base.
     :param path: of the growing store; made new, removed at the end.
+    :param check: as of ``GrowingStore``.
     """
 
     def __init__(self, daemon: StorageDaemon, name: str, base_nodes: Sequence[dict[str, Any]],
-                 virtual_bytes: int, path: str):
+                 virtual_bytes: int, path: str, check: Callable[[], None] | None = None):
         self.name = name
         self.grows = self.is_full = False
         self.export = naming.export_name(naming.EXPORT_RECORDING, name)
         self._daemon = daemon
         self._base_nodes = list(base_nodes)
         self._store = GrowingStore(daemon, name, str(self._base_nodes[-1]['node-name']),
-                                   virtual_bytes, path, GRANULARITY)
+                                   virtual_bytes, path, GRANULARITY, check)
 
     def open(self) -> Mark:
         """Set up the nodes and the export; from then on somebody has to look at it.
@@ -117,7 +118,7 @@ class Recording:
     def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
         """Return what was read for the first time between two marks, in that order.
 
-        :raises BootcacheError: if the daemon refuses or the store cannot be read.
+        :raises BootcacheError: if the daemon refuses, or the store or the base cannot be read.
         """
         self._store.write_tables()
         return self._store.extents_between(begin, end)

@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -227,6 +228,11 @@ class StorageDaemon:
         finally:
             for fd in fds:
                 os.close(fd)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            # It has some open for each base and client. It may have ended.
+            with contextlib.suppress(OSError):
+                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (hard, hard))
         # So that the kernel's table is rid of it when it ends while this process lives.
         threading.Thread(target=process.wait, name=f'{self.name}-reaper', daemon=True).start()
         return process
@@ -341,7 +347,7 @@ class StorageDaemon:
                     with contextlib.suppress(exception.StorageDaemonError):
                         session.execute('blockdev-del', node_name=name)
                 if _NOT_SERVED in str(error):
-                    raise exception.StorageDaemonError(
+                    raise exception.BaseUnreadable(
                         f'{self.name}: {node["export"]} is not served now: its image was deleted,'
                         ' deactivated or changed, or what serves it begins just now') from error
                 raise

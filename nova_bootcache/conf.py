@@ -158,30 +158,6 @@ Possible values:
 
 * 0: the operation fails at once.
 * Up to 600. Each server that waits has one of nova-compute's threads.
-
-Related options:
-
-* ``reconnect_delay``, of servers that run
-"""),
-    cfg.IntOpt('resume_wait',
-               default=86400,
-               min=0,
-               max=604800,
-               help="""
-Seconds for which a server that Nova resumes as the host comes up waits while
-the gateway is not ready. Nova shows its task state powering-on meanwhile.
-After that it goes to ERROR. It does not wait for the storage node: its guest
-does, at its first read of what the host lacks.
-
-Possible values:
-
-* 0: it goes to ERROR at once, as with stock Nova.
-* Up to 604800, a week.
-
-Related options:
-
-* ``[DEFAULT]resume_guests_state_on_host_boot``
-* ``chain_wait``, of other operations
 """),
     cfg.StrOpt('settle_bandwidth',
                default='50MiB',
@@ -263,8 +239,9 @@ Related options:
     cfg.BoolOpt('gateway_autostart',
                 default=True,
                 help="""
-Whether the driver starts a gateway, and ``bootcache-connectors``, where none
-answers. Switch it off where systemd runs bootcache-gateway.service and
+Whether the driver starts a gateway where none answers, and connectors where
+no ``bootcache-connectors`` answers when nova-compute starts. Switch it off
+where systemd runs bootcache-gateway.service and
 bootcache-connectors.service, so that only one of them starts each.
 
 What the driver starts runs as Nova's user and ends with nova-compute's control
@@ -287,23 +264,6 @@ Possible values:
 """),
 
     # How this host reaches bases.
-    cfg.IntOpt('reconnect_delay',
-               default=10,
-               min=0,
-               max=20,
-               help="""
-Seconds for which reads of a base wait in the gateway after the watch over
-bases has found no way to read it: its storage node, or Ceph, is away, frozen
-or cannot be reached. A guest that reads is paused then, and goes on by itself
-when the base can be read; other readers, such as a snapshot, see an error.
-
-Possible values:
-
-* 0: they do not wait there.
-* Up to 20. Reads wait for up to 15 s before that, and most guests give a SCSI
-  request up after 30 s: name more than 10 only where guests have a longer
-  limit. A larger value also makes stopping the gateway take that long.
-"""),
     cfg.StrOpt('base_access',
                default=EXPORTER,
                choices=[(EXPORTER, 'from the storage node, by NBD'),

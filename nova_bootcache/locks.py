@@ -43,8 +43,10 @@ above, with what each makes one step, and for how long it is held at most:
     looking for room in a tier, and taking it: steps in memory, and a look into a directory.
 
 ``MONITOR``, one a daemon, of bootcache/monitor.py
-    a group of QMP's commands. The first one that is not answered within 5 s and [bootcache]
-    reconnect_delay ends it; for 10 s from then on all others end at once.
+    a group of QMP's commands. The first one that is not answered within 15 s ends it.
+
+    A plain lock for each connector comes before that connector's, and is held while it is started
+    or ended (bootcache/connectors/starter.py): a minute at most. No other one is taken under it.
 
 ``LEAF``, many
     steps in memory: each is inside one class, which takes no other one meanwhile. So are the plain

@@ -111,35 +111,24 @@ class HostUpkeep:
         self._host.serving.socket.check()
 
     def serve_bases(self) -> None:
-        """Give a gateway that was restarted, or serves absent bases, its bases again.
+        """Give a gateway that was restarted its bases again.
 
         :raises BootcacheError: if the gateway does not answer.
         """
-        entries = self._host.cache.entries()
-        served = {image_id for image_id, there in self._host.gateway.present(
-            entry.remote.image_id for entry in entries).items()
-            if there.is_exported and self._host.connections.is_read(there.content)}
-        # Others of the same storage node are not waited for.
-        away: set[tuple[str, int]] = set()
-        for entry in entries:
+        served = self._host.gateway.served()
+        for entry in self._host.cache.entries():
             image_id = entry.remote.image_id
             key = f'serve:{image_id}'
             if image_id in served:
                 self._pauses.forget(key)
             elif self._pauses.is_time(key) and self._host.needs.needs_base(image_id):
-                place = entry.remote.host, entry.remote.port
-                if place in away:
-                    self._pauses.postpone(key)
-                    continue
+                # Each try costs the gateway time, and the image may be gone for good.
+                self._pauses.postpone(key)
                 try:
-                    self._host.chains.reach_base(image_id)
+                    self._host.chains.keep_chain(image_id, guest_waits=True)
                     LOG.info('image %s: the gateway serves its base', image_id)
                 except (exception.BootcacheError, messaging.MessagingException,
                         OSError) as error:
-                    if isinstance(error, exception.StorageNodeAway):
-                        away.add(place)
-                    # Each try costs the gateway time, and the image may be gone for good.
-                    self._pauses.postpone(key)
                     LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
 
     def connect_bases(self) -> None:

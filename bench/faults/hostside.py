@@ -125,7 +125,7 @@ class HostSide:
             # oslo.messaging registers some of its options with the global configuration only.
             conffixture.ConfFixture(conf)
         for name, value in {'gateway_run_dir': f'{directory}/g', 'report_interval': 1,
-                            'gateway_socket': f'{directory}/g/nbd', 'reconnect_delay': 5,
+                            'gateway_socket': f'{directory}/g/nbd',
                             'compute_disk_quota': '96MiB', 'store_quota': '32MiB',
                             **options}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)

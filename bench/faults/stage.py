@@ -32,7 +32,6 @@ from bench.faults.kinds import (
 from bench.faults.plan import Life, Row, Strike
 from bench.faults.storageside import StorageSide
 from bench.replay import children, netns
-from bootcache.connectors import supervisor
 from bootcache.connectors.ways import rbd_origin
 
 _FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
@@ -375,8 +374,7 @@ class Stage:
                 with contextlib.suppress(OSError):
                     state = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
                     words = Path(f'/proc/{pid}/cmdline').read_bytes().decode().split('\0')
-                    if int(pid) not in known and state not in 'ZX' \
-                            and supervisor.__name__ not in words:
+                    if int(pid) not in known and state not in 'ZX':
                         found.append(f'process {pid} {os.path.basename(words[0])}')
         return found
 

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from bench.replay.node import GATEWAY_SOCKET, HOST_DIRECTORY, IMAGE_PORT
 from bench.replay.trace import Trace
 from bootcache import conf as bootcache_conf
 from bootcache import rpcapi
-from bootcache.connectors import supervisor
+from bootcache.connectors.starter import Starter
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.placement import Server
@@ -107,17 +106,6 @@ def _connectors() -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             found.append(int(path.read_text()))
     return found
-
-
-def _end_supervisor() -> None:
-    """End what supervises this host's connectors, a child of this process; it ends these first."""
-    for path in Path('/proc').glob('[0-9]*'):
-        with contextlib.suppress(OSError):
-            parent = path.joinpath('stat').read_text().rpartition(')')[2].split()[1]
-            if int(parent) == os.getpid() and supervisor.__name__.encode() \
-                    in path.joinpath('cmdline').read_bytes().split(b'\0'):
-                os.kill(int(path.name), signal.SIGTERM)
-                os.waitpid(int(path.name), 0)
 
 
 def machine_busy() -> tuple[float, float]:
@@ -317,7 +305,7 @@ class HostChild:
                 self._compute.arrivals.wait(image_id, 60)
             self._compute.stop()
             self._compute.gateway.daemon.stop()
-            _end_supervisor()
+            Starter(_RUN_DIRECTORY).kill_all()
             self._leave_ceph()
             self._compute = None
         self.options = {}

@@ -29,10 +29,8 @@ def _check(host: HostChild, image: Image) -> None:
 
     :raises RuntimeError: if the host went to the exporter: that was not to be measured.
     """
-    connections = host.compute.connections
     there = host.compute.gateway.present([image.image_id]).get(image.image_id)
-    if there is None or not connections.is_in_ceph(
-            connections._connectors.name_of(there.content)):
+    if there is None or not host.compute.connections.is_in_ceph(there.content):
         raise RuntimeError(f'{host.name}: the base of {image.image_id} is not read in Ceph')
 
 

@@ -16,14 +16,13 @@ from typing import Any
 from bootcache import errorlog, exception
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
-# The begin of the names of those that have but the size of a base that is away.
-ABSENT = 'absent-'
-NAME = re.compile(f'({ABSENT})?[0-9a-f]{{16}}-[0-9]')
+# The begin of the names of those that read in Ceph, and that have but the size of a base that is
+# away.
+RBD, ABSENT = 'rbd-', 'absent-'
+NAME = re.compile(f'({RBD}|{ABSENT})?[0-9a-f]{{16}}-[0-9]')
 # A monitor answers within milliseconds, whatever the remote side does (QEMU 7.2 and 10).
 # To open what is in Ceph it waits for that.
 _ANSWER_SECONDS, _COMMAND_SECONDS, _QUEUE_SECONDS = 3, 4, 10
-# What is read of one is read within seconds.
-_MOST_LOG = 4 << 20
 
 
 def digest(export: str) -> str:
@@ -40,7 +39,9 @@ def daemon(directory: str, name: str, autostart: bool) -> StorageDaemon:
     return StorageDaemon(name, directory, UnixListener(socket_path(directory, name)),
                          autostart=autostart, patience=_ANSWER_SECONDS,
                          command_seconds=_COMMAND_SECONDS, queue_seconds=_QUEUE_SECONDS,
-                         trace=errorlog.TRACE)
+                         # Of a base that a storage node cannot read its exporter tells.
+                         trace=errorlog.traced_apart(directory, name)
+                         if name.startswith(RBD) else '')
 
 
 def socket_path(directory: str, name: str) -> str:
@@ -66,13 +67,6 @@ class Connector:
         self.socket = socket_path(directory, name)
         self._daemon = daemon(directory, name, autostart=False)
         self.log_path = self._daemon.log_path
-
-    def bound_log(self) -> None:
-        """Empty what its QEMU says, each name that is asked for, where that is much by now."""
-        with contextlib.suppress(OSError):
-            if os.stat(self.log_path).st_size > _MOST_LOG:
-                # Who appends writes at the begin then.
-                os.truncate(self.log_path, 0)
 
     @property
     def runs(self) -> bool:
@@ -114,18 +108,9 @@ class Connector:
                 self._daemon.remove_nodes(name)
                 raise
 
-    def close(self, export: str) -> None:
-        """End the connections to what is served under a name; who reads there connects again.
-
-        :raises StorageDaemonError: if the connector does not answer.
-        """
-        with self._daemon.session() as session:
-            for entry in self._daemon.exports():
-                if self._digest(entry) == digest(export):
-                    session.execute('block-export-del', id=entry, mode='hard')
-
     def sweep(self, digests: set[str]) -> None:
-        """End what nobody reads, and remove the nodes of what has ended.
+        """End what nobody is to read, and remove the nodes of what has ended; whoever reads such
+        connects again.
 
         :param digests: of the names of what is read.
         :raises StorageDaemonError: if the connector does not answer.

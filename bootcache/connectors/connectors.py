@@ -8,8 +8,7 @@ connectors answer tell all.
 import contextlib
 import os
 import time
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from oslo_log import log as logging
 
@@ -22,7 +21,7 @@ from bootcache.errorlog import ErrorLog
 
 LOG = logging.getLogger(__name__)
 
-_LINKS, _CONNECTORS = 'bases', 'connectors'
+_LINKS, CONNECTORS = 'bases', 'connectors'
 # Where links lead by which nothing can be read: a socket at which nobody answers. QEMU would try a
 # path that leads nowhere after 1, 2, 4, 8 and 16 s; one that waits here is sent on, and connects
 # within a second.
@@ -35,29 +34,8 @@ _FRESH_SECONDS = 120
 _NUMBERS = 2
 
 
-class Starter(Protocol):
-    """Starts connectors, and ends them."""
-
-    def start(self, name: str) -> None:
-        """Have a connector run.
-
-        :raises StorageDaemonError: if it does not come up.
-        """
-
-    def kill(self, name: str) -> None:
-        """End a connector at once, whatever waits in it; it is gone when this returns.
-
-        :raises StorageDaemonError: if it cannot be ended.
-        """
-
-    def release(self) -> None:
-        """Send on those who wait at the parked socket: they connect again, by their links.
-
-        :raises StorageDaemonError: if they cannot be.
-        """
-
-
-def _names_in(directory: str) -> list[str]:
+def names_in(directory: str) -> list[str]:
+    """Return the names of the connectors of which there are files in a directory."""
     try:
         return sorted(name for name in {entry.partition('.')[0] for entry in os.listdir(directory)}
                       if connector.NAME.fullmatch(name))
@@ -65,47 +43,17 @@ def _names_in(directory: str) -> list[str]:
         return []
 
 
-class LocalStarter:
-    """Starts them as this process's children; they outlive it.
-
-    :param run_dir: as of the connectors.
-    """
-
-    def __init__(self, run_dir: str):
-        self._directory = os.path.join(run_dir, _CONNECTORS)
-
-    def start(self, name: str) -> None:
-        """See ``Starter``."""
-        connector.daemon(self._directory, name, autostart=True).ensure_running()
-
-    def release(self) -> None:
-        """Nobody waits: there is no such socket."""
-
-    def names(self) -> list[str]:
-        """Return the names of those of which there are files."""
-        return _names_in(self._directory)
-
-    def kill(self, name: str) -> None:
-        """See ``Starter``."""
-        daemon = connector.daemon(self._directory, name, autostart=True)
-        daemon.stop(0)
-        for path in (daemon.monitor_path, daemon.pid_path, daemon.log_path,
-                     connector.socket_path(self._directory, name)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
-
 class Connectors:
     """Has bases be read by connectors.
 
     :param run_dir: of its links and of the connectors' files; short, as paths of unix sockets end
         at 107 bytes.
-    :param starter: of connectors.
+    :param starter: ``Starter.do`` (starter.py), or what asks another process for it.
     """
 
-    def __init__(self, run_dir: str, starter: Starter):
+    def __init__(self, run_dir: str, starter: Callable[[str, str], None]):
         self._links = os.path.join(run_dir, _LINKS)
-        self._directory = os.path.join(run_dir, _CONNECTORS)
+        self._directory = os.path.join(run_dir, CONNECTORS)
         self._starter = starter
         # What is being opened, by the names of connectors: no link leads there yet. Each step is
         # atomic.
@@ -126,6 +74,10 @@ class Connectors:
         """
         name = self._target(self.socket(export))
         return '' if name.startswith(connector.ABSENT) else name
+
+    def has_link(self, export: str) -> bool:
+        """Tell whether a base has a link, wherever that leads: somebody reads it, or did."""
+        return os.path.lexists(self.socket(export))
 
     def since(self, export: str) -> float:
         """Return when the link of a base was made that leads where it does, in seconds since the
@@ -161,50 +113,60 @@ class Connectors:
         return self._known.get(name) or self._known.setdefault(
             name, Connector(self._directory, name))
 
-    def connect(self, export: str, way: Way, beside: str = '', only_tries: bool = False) -> None:
+    def connect(self, export: str, way: Way, avoid: str = '') -> None:
         """Have a base be read by a way from now on; who reads it connects again.
 
-        :param beside: the name of a connector that is not to be used: connections of it are stuck.
-        :param only_tries: whether nothing is changed, also if it can be read by that way.
+        :param avoid: the name of a connector that is not to be used: connections of it are stuck.
         :raises StorageDaemonBusy: if nothing is read by the way within three seconds, or the
             connector does not answer; what was there stays.
-        :raises StorageDaemonError: if the way cannot be opened, or reads fail; likewise.
+        :raises BaseUnreadable: if that one cannot be read; likewise.
+        :raises StorageDaemonError: if nothing can be opened by the way; likewise.
         """
         before, was_parked = self._target(self.socket(export)), self._is_parked(export)
-        name = next(name for name in self._names(way) if name != beside)
+        name = next(name for name in self._names(way) if name != avoid)
         found = self._of(name)
         self._opening[export] = name
         try:
             if not found.runs:
-                self._starter.start(name)
-            found.open(export, way.node)
-            steps.reached('connector: opened')
-            answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
-            if answer is not Answer.READ:
-                fault = exception.StorageDaemonBusy if answer is Answer.SILENT \
-                    else exception.StorageDaemonError
-                raise fault(f'{way.text}: a read of 4 KiB: {answer.value}')
-            if before != name and not only_tries:
+                self._starter('start', name)
+            self._open(found, export, way)
+            if before != name:
                 self._link(export, os.path.basename(found.socket))
         except BaseException:
             self._opening.pop(export, None)
             if name != before:
-                self._end(export, name)
+                self.disconnect(name)
             raise
         self._opening.pop(export, None)
-        if only_tries and before != name:
-            self._end(export, name)
-        elif before != name:
+        if before != name:
             steps.reached('connector: linked')
             if before:
-                self._end(export, before)
+                self.disconnect(before)
             elif was_parked:
                 self._release(export)
             LOG.info('%s is read by %s (connector %s)', export, way.text, name)
 
+    @staticmethod
+    def _open(found: Connector, export: str, way: Way) -> None:
+        try:
+            found.open(export, way.node)
+        except exception.StorageDaemonBusy:
+            raise
+        except exception.StorageDaemonError as error:
+            # Ceph tells of each by itself; a storage node is not reached as a rule.
+            if way.node['driver'] == 'nbd':
+                raise
+            raise exception.BaseUnreadable(f'{way.text}: {error}') from error
+        steps.reached('connector: opened')
+        answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
+        if answer is not Answer.READ:
+            fault = exception.StorageDaemonBusy if answer is Answer.SILENT \
+                else exception.BaseUnreadable
+            raise fault(f'{way.text}: a read of 4 KiB: {answer.value}')
+
     def _release(self, export: str) -> None:
         try:
-            self._starter.release()
+            self._starter('release', '')
         except exception.StorageDaemonError as error:
             # Each of them connects by its link some seconds later.
             LOG.warning('who waits for %s is not sent on: %s', export, error)
@@ -226,31 +188,39 @@ class Connectors:
                 f'the link to a connector cannot be made: {error}') from error
 
     def park(self, export: str) -> None:
-        """Have a base be read by no way: reads fail when their reader has tried for long enough.
+        """Have a base be read by no way; who reads it does so until ``disconnect``, and then waits:
+        reads fail when their reader has tried for long enough.
 
-        :raises StorageDaemonError: if the link cannot be made, or the connector cannot be ended
-            that hangs.
+        :raises StorageDaemonError: if the link cannot be made.
         """
-        before = self._target(self.socket(export))
         self._link(export, PARKED)
-        if before:
-            self._end(export, before)
-            LOG.warning('%s cannot be read now: its readers wait', export)
 
     def park_absent(self, export: str) -> None:
-        """Do so with a base of which there is but its size; raises as ``park``."""
-        if self._target(self.socket(export)).startswith(connector.ABSENT):
+        """Do both with a base of which there is but its size; raises as these."""
+        name = self._target(self.socket(export))
+        if name.startswith(connector.ABSENT):
             self.park(export)
+            self.disconnect(name)
 
-    def _end(self, export: str, name: str) -> None:
-        if name not in self._used():
-            self._starter.kill(name)
-            return
+    def disconnect(self, name: str) -> None:
+        """End the connections to what a connector serves and no link leads to.
+
+        :raises StorageDaemonError: if the connector hangs and cannot be ended.
+        """
         try:
-            self._of(name).close(export)
-        except exception.StorageDaemonError as error:
+            self._tidy(name)
+        except exception.StorageDaemonBusy as error:
             LOG.warning('connector %s does not answer, and is ended: %s', name, error)
-            self._starter.kill(name)
+            self._starter('kill', name)
+        except exception.StorageDaemonError as error:
+            LOG.warning('connector %s: %s', name, error)
+
+    def _tidy(self, name: str) -> None:
+        used = self._used().get(name)
+        if used is None:
+            self._starter('kill', name)
+        elif (found := self._of(name)).runs:
+            found.sweep(used)
 
     def _used(self) -> dict[str, set[str]]:
         """Return the digests of what is read by each connector, as links tell."""
@@ -264,48 +234,35 @@ class Connectors:
             found.setdefault(name, set()).add(connector.digest(export))
         return found
 
-    def looping(self, origin: str) -> set[str]:
+    def looping(self) -> set[str]:
         """Return the bases whose readers ask again without end, as each answer is an error.
 
-        :param origin: of the ways that may give one: an exporter's are seen by its own node.
+        Of those that are read in Ceph: an exporter's are seen by its own node.
         """
-        found = {errorlog.looping(news) for news in self.news(origin).values()}
+        found = set()
+        used = self._used()
+        self._logs = {name: self._logs.get(name) or self._log(name) for name in used}
+        for log in self._logs.values():
+            with contextlib.suppress(OSError):
+                found.add(log.looping())
         return {export for export in found if export is not None}
 
-    def news(self, origin: str) -> dict[str, bytes]:
-        """Return what the connectors in use have logged since the last look, by their names.
-
-        :param origin: of the ways by which they read.
-        """
-        found = {}
-        for name in self._used():
-            if name.startswith(f'{origin}-'):
-                log = self._logs.setdefault(
-                    name, ErrorLog(self._of(name).log_path))
-                with contextlib.suppress(OSError):
-                    found[name] = log.news()
-        return found
-
-    def is_running(self, export: str) -> bool:
-        """Tell whether the connector runs that a base is read by; it need not have it open."""
-        return self.runs(self.name_of(export))
+    def _log(self, name: str) -> ErrorLog:
+        path = self._of(name).log_path
+        return ErrorLog(path, errorlog.apart(path))
 
     def touch(self, export: str) -> None:
         """Have ``keep`` leave a base as it is for two minutes: somebody is about to open it."""
         with contextlib.suppress(OSError):
             os.utime(self.socket(export), follow_symlinks=False)
 
-    def end(self, name: str) -> None:
-        """End a connector; who reads by it waits.
-
-        :raises StorageDaemonError: if it cannot be ended.
-        """
-        self._starter.kill(name)
-
     def stop(self) -> None:
-        """End all connectors, as ``end`` does."""
-        for name in _names_in(self._directory):
-            self.end(name)
+        """End all connectors; who reads by them waits.
+
+        :raises StorageDaemonError: if one cannot be ended.
+        """
+        for name in names_in(self._directory):
+            self._starter('kill', name)
 
     def keep(self, exports: Iterable[str]) -> None:
         """Forget all but some bases, and end what nobody reads by any more.
@@ -321,14 +278,9 @@ class Connectors:
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - os.lstat(link).st_mtime > _FRESH_SECONDS:
                         os.unlink(link)
-        used = self._used()
-        for name in _names_in(self._directory):
+        for name in names_in(self._directory):
             try:
-                if name not in used:
-                    self._starter.kill(name)
-                elif (found := self._of(name)).runs:
-                    found.sweep(used[name])
-                    found.bound_log()
+                self._tidy(name)
             except exception.StorageDaemonError as error:
                 failed.append(f'connector {name}: {error}')
         if failed:

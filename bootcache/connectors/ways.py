@@ -1,12 +1,18 @@
 """By which ways a base can be read, as a connector takes them. Pure, but for the name service."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
+
+import cachetools
+from oslo_utils import netutils
 
 from bootcache import bus, exception, naming, qemuimg
 from bootcache.ceph import places
@@ -15,7 +21,9 @@ from bootcache.connectors import connector
 
 # Reads wait for a connection without end: the link to the connector is exchanged meanwhile.
 _RECONNECT_SECONDS = 3600
-_RESOLVE_SECONDS = 3
+# What a name stands for, or that nothing tells, is known for some seconds.
+_RESOLVE_SECONDS, _RESOLVED_SECONDS = 3, 10
+_CONNECT_SECONDS, _MOST_ADDRESSES = 0.5, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Way:
     :ivar node: the block node that a connector opens for it, without its name.
     :ivar origin: what such nodes have in common that one connector opens, a storage node's address
         and this host's certificate, or a Ceph cluster and its user, in 16 hexadecimal digits; with
-        ``connector.ABSENT`` before them for what is away.
+        ``connector.RBD`` before them for Ceph, ``connector.ABSENT`` for what is away.
     :ivar text: for messages.
     """
 
@@ -38,7 +46,8 @@ def nbd_way(host: str, port: int, export: str, credentials: str = '') -> Way:
     """Return the way to what a storage node exports.
 
     A name is resolved here, within three seconds: QEMU's resolver may keep all of a connector
-    waiting. A certificate is compared with the name all the same, by QEMU 7.0 and later.
+    waiting. Of several addresses it is the first that somebody listens at. A certificate is
+    compared with the name all the same, by QEMU 7.0 and later.
 
     :param host: address or name.
     :param export: the exporter's name for it.
@@ -53,7 +62,7 @@ def nbd_way(host: str, port: int, export: str, credentials: str = '') -> Way:
             **qemuimg.open_timeout(),
             'server': {'type': 'inet', 'host': address, 'port': str(port), 'keep-alive': True},
             **tls}
-    return Way(node, _origin(address, port, credentials), naming.tcp_address(host, port))
+    return Way(node, _origin(host, port, credentials), naming.tcp_address(host, port))
 
 
 def rbd_way(clone: RbdClone, conf: str, user: str) -> Way:
@@ -67,7 +76,7 @@ def rbd_way(clone: RbdClone, conf: str, user: str) -> Way:
 
 def rbd_origin(conf: str, user: str) -> str:
     """Return the origin of all ways to a user's clones in a Ceph cluster."""
-    return _origin('rbd', conf, user)
+    return connector.RBD + _origin(conf, user)
 
 
 def absent_way(export: str, virtual_bytes: int) -> Way:
@@ -86,11 +95,32 @@ def _origin(*parts: object) -> str:
 
 
 def _address(host: str, port: int) -> str:
-    try:
-        found = bus.begin(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
-                          'bootcache-resolve').result(_RESOLVE_SECONDS)
-        return str(found[0][4][0])
-    except (OSError, RuntimeError, concurrent.futures.TimeoutError) as error:
+    if netutils.is_valid_ip(host):
+        return host
+    found = _resolved(host, port)
+    if isinstance(found, Exception):
         raise exception.StorageNodeAway(
-            f'{host} is not resolved: {str(error) or "the name service does not answer"}'
-        ) from error
+            f'{host} is not resolved: {str(found) or "the name service does not answer"}'
+        ) from found
+    return found
+
+
+# A name server that hangs is waited for once for all bases of a node.
+@cachetools.cached(cachetools.TTLCache(1000, _RESOLVED_SECONDS), lock=threading.Lock())
+def _resolved(host: str, port: int) -> str | Exception:
+    try:
+        return bus.begin(functools.partial(_look_up, host, port),
+                         'bootcache-resolve').result(_RESOLVE_SECONDS)
+    except (OSError, RuntimeError, concurrent.futures.TimeoutError) as error:
+        return error
+
+
+def _look_up(host: str, port: int) -> str:
+    found = list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM)))
+    # It may listen at one of them alone.
+    for address in found[:_MOST_ADDRESSES] if len(found) > 1 else ():
+        with contextlib.suppress(OSError), socket.create_connection((address, port),
+                                                                    _CONNECT_SECONDS):
+            return address
+    return found[0]

@@ -101,8 +101,6 @@ class ReadErrors:
             export = log.looping()
             if export is not None and self._exporter.may_serve(path, export):
                 self._take_out(export)
-        if self._exporter.mend():
-            self._exporter.keep_open(self._store.manifests())
 
     def hash_changed(self) -> None:
         """Hash bases again whose files are other ones than were verified; meanwhile none of them

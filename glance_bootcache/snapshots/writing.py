@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping
 from oslo_log import log as logging
 
 from bootcache import exception, naming
-from bootcache.breaker import Breaker
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 LOG = logging.getLogger(__name__)
 
 _NAME = 'snapshots'
 _PATIENCE_SECONDS = 20
-_SILENCE_SECONDS = 10
 _END_SECONDS = 5
 
 
@@ -33,8 +31,7 @@ class SnapshotDaemon:
     def __init__(self, run_dir: str):
         self._socket = os.path.join(run_dir, f'{_NAME}.nbd')
         self._daemon = StorageDaemon(_NAME, run_dir, UnixListener(self._socket),
-                                     patience=_PATIENCE_SECONDS,
-                                     breaker=Breaker(1, _SILENCE_SECONDS))
+                                     patience=_PATIENCE_SECONDS)
 
     def open(self, export: str, node: Mapping[str, object]) -> dict[str, object]:
         """Open a node, to be written.

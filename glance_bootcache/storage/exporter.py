@@ -141,7 +141,8 @@ def switch(session: Session, top: str, path: str) -> None:
         remove(names)
 
 
-# For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds.
+# For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds:
+# upkeep asks for each image, and a file system of the network may hang.
 _PATIENCE_SECONDS, _SILENCE_SECONDS = 10, 10
 
 
@@ -165,6 +166,7 @@ class Exporter:
             name, group.run_dir, TcpListener(group.export_host, port), admission=admitted,
             breaker=Breaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
             trace=errorlog.traced_apart(group.run_dir, name))
+        self._daemon.monitor.before_change = clones.check_changes
         self._admission = admission.KeptAdmission(self._daemon, admitted, only is not None)
         self._reached = {'tls': admitted is not None, 'server': [
             group.advertise_host or group.export_host,

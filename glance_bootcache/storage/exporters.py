@@ -178,6 +178,8 @@ class Exporters:
             single hosts are started when something is to be served.
         :raises StorageDaemonError: if that one does not come up.
         """
+        self._clones.start()
+
         def adopt(each: Exporter) -> None:
             try:
                 served = each.adopt()
@@ -377,10 +379,6 @@ class Exporters:
         may_end = all(each.has_told for each in readers)
         self._clones.keep((manifest for manifest in manifests
                            if any(each.reads(manifest) for each in readers)), may_end)
-
-    def mend(self) -> bool:
-        """End what makes reads of bases in Ceph fail: see ``OpenClones.mend``."""
-        return self._clones.mend()
 
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""

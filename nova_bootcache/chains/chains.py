@@ -375,9 +375,11 @@ class Chains:
         def keep() -> None:
             entry = self._cache.entry(image_id) or self._find_lost(image_id)
             try:
+                away = self._gateway.connections.failure(entry.remote)
+                if guest_waits and away is not None:
+                    # The watch looks for a way, each second.
+                    raise away
                 self.serve_base(entry)
-                if not guest_waits:
-                    self._gateway.connections.check(entry.remote.export)
             except Exception as error:
                 if not guest_waits or not chainstores.passes(error):
                     raise
@@ -406,17 +408,6 @@ class Chains:
             f'the cache image of {image_id} is gone from this host and cannot be fetched:'
             f' {offered.reason}')
 
-    def place_of(self, image_id: str) -> tuple[str, int, str] | None:
-        """Return by what an image's base is reached; others of a place that is away are as well.
-
-        :returns: host and port of the storage node, and the image's id if this host may read it in
-            Ceph, as then that node tells nothing of it; None if it is not known.
-        """
-        entry = self._cache.known(image_id)
-        return None if entry is None else (
-            entry.remote.host, entry.remote.port,
-            image_id if self._gateway.connections.may_read_in_ceph(entry.remote) else '')
-
     def serve_base(self, entry: CacheEntry) -> None:
         """Serve a base to this host's servers, wherever it is now.
 
@@ -436,24 +427,27 @@ class Chains:
         return entry is not None and self._gateway.connections.is_read(entry.remote.export)
 
     def reach_base(self, image_id: str) -> None:
-        """See to it that servers that run can read an image's base, wherever it is now.
+        """See to it that servers that run are served an image's base.
 
-        :raises Exception: if they cannot.
+        :raises Exception: if they are not, or it cannot be read now.
         """
         entry = self._cache.known(image_id)
         if entry is None:
             raise exception.BootcacheError(f'it is not noted where the base of {image_id} is; a'
                                            ' server that is started from the image notes it')
-        try:
-            self._gateway.ensure_base(entry.remote)
-            self._gateway.connections.check(entry.remote.export)
-        except exception.BootcacheError as error:
-            entry, reason = self._find_base(entry)
-            if entry is None:
-                raise type(error)(
-                    f'{error}; the storage service does not serve it: {reason}') from error
-            self._gateway.connections.connect(entry.remote)
-            self._gateway.ensure_base(entry.remote)
+        if not self._gateway.serves(image_id):
+            self.keep_chain(image_id, guest_waits=True)
+        if (error := self._gateway.connections.failure(entry.remote)) is not None:
+            raise error
+
+    def find_base(self, image_id: str) -> None:
+        """Have an image's base be read from where it is now, which the storage service is asked.
+
+        :raises Exception: if that does not tell.
+        """
+        if (entry := self._cache.known(image_id)) is not None \
+                and (found := self._find_base(entry)[0]) is not None:
+            self._gateway.connections.know(found.remote)
 
     def _find_base(self, entry: CacheEntry) -> tuple[CacheEntry | None, str]:
         """Ask where a base is now; None if the storage service does not serve it, and why.

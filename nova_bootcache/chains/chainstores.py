@@ -106,7 +106,6 @@ class ChainStores:
 
     def __init__(self, parts: Parts, limit: int):
         self._parts = parts
-        self._cache = parts.cache
         self._needs = parts.needs
         self._room = parts.room
         self._limit = limit
@@ -127,9 +126,8 @@ class ChainStores:
 
     def _get(self, image_id: str, virtual_bytes: int, is_watched: bool,
              until_watched: contextlib.ExitStack) -> SharedStore | None:
-        spoilt = self._spoilt_to_replace(image_id, is_watched)
         with self._needs.deciding.of(image_id):
-            store = self._here(image_id, spoilt, until_watched)
+            store = self._here(image_id, is_watched, until_watched)
         if store is not None or self._needs.is_arriving(image_id):
             return store
         medium = self._room.room_for_store(image_id, self._limit)
@@ -140,7 +138,7 @@ class ChainStores:
             with self._room.for_store(image_id, medium, self._limit), \
                     self._needs.deciding.of(image_id):
                 # Another server of the image may have been faster.
-                store = self._here(image_id, None, until_watched)
+                store = self._here(image_id, is_watched, until_watched)
                 if store is not None or self._needs.is_arriving(image_id):
                     return store
                 store = self._parts.below.open_store(image_id, virtual_bytes, medium, self._limit)
@@ -151,41 +149,26 @@ class ChainStores:
             LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
             return None
 
-    def _here(self, image_id: str, spoilt: SharedStore | None,
+    def _here(self, image_id: str, is_watched: bool,
               until_watched: contextlib.ExitStack) -> SharedStore | None:
         """Return an image's growing store; one that is of no use any more is forgotten."""
         store = self._parts.below.stores.get(image_id)
         if store is None or self._needs.is_arriving(image_id):
             return None
-        if not store.is_there() or (store is spoilt and self._gives_way(store)):
+        if not store.is_there() or self._gives_way(store, is_watched):
             self._parts.below.forget_store(store)
             return None
         until_watched.enter_context(self._needs.booting(image_id))
         return store
 
-    def _spoilt_to_replace(self, image_id: str, is_watched: bool) -> SharedStore | None:
-        """Return a store that another one may take the place of; to find out may take seconds.
+    def _gives_way(self, store: SharedStore, is_watched: bool) -> bool:
+        """Take out a store that cannot tell of boots any more, so that another one can.
 
-        While the storage node is away it stays: what it has is all that servers can read.
+        One that grows is as good as another one for a boot that is not watched.
         """
-        store, entry = self._parts.below.stores.get(image_id), self._cache.known(image_id)
-        if store is None or not store.spoilt or entry is None:
-            return None
-        if not is_watched and store.grows:
-            # It is as good as another one.
-            return None
-        try:
-            self._parts.gateway.connections.check(entry.remote.export)
-        except exception.StorageNodeAway as error:
-            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
-            return None
-        return store
-
-    def _gives_way(self, store: SharedStore) -> bool:
-        """Take out a store that cannot tell of boots any more, so that another one can."""
         image_id = store.name
-        if not store.spoilt or self._parts.boots.is_copied(image_id) \
-                or self._needs.is_booting(image_id):
+        if not store.spoilt or (store.grows and not is_watched) \
+                or self._parts.boots.is_copied(image_id) or self._needs.is_booting(image_id):
             return False
         try:
             store.close()

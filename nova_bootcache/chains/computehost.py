@@ -1,15 +1,16 @@
 """One compute host: its parts, wired together."""
 
 import contextlib
+import functools
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, exception, tls
+from bootcache import certificates, exception, listening, tls
 from bootcache import conf as bootcache_conf
-from bootcache.connectors import probe
+from bootcache.connectors import probe, supervisor
 from bootcache.connectors.connectors import Connectors
-from bootcache.connectors.supervisor import SupervisedStarter
+from bootcache.connectors.starter import PROGRAM, Starter
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
@@ -75,11 +76,15 @@ class ComputeHost:
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
         clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD)
         clones.check()
-        starter = SupervisedStarter(group.gateway_run_dir, group.gateway_autostart)
-        self.connections = BaseConnections(Connectors(group.gateway_run_dir, starter),
-                                           self.encryption, clones)
-        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
-                               self.connections, group.gateway_autostart, group.gateway_group)
+        run_dir = group.gateway_run_dir
+        starts = group.gateway_autostart and not listening.is_served(
+            supervisor.socket_path(run_dir))
+        self._starter = Starter(run_dir) if starts else None
+        do = self._starter.do if self._starter else functools.partial(supervisor.ask, run_dir)
+        self._supervisor_path = '' if self._starter else supervisor.socket_path(run_dir)
+        self.connections = BaseConnections(Connectors(run_dir, do), self.encryption, clones)
+        self.gateway = Gateway(run_dir, group.gateway_socket, self.connections,
+                               group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
         self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
@@ -92,7 +97,7 @@ class ComputeHost:
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
-                                  self.connections.check, self.drop_useless_stores)
+                                  self.drop_useless_stores)
         self.expansions = Expansions(self.cache, self.room, self.needs, Expand(group.expand),
                                      group.settle_delay, base_directory)
         self.recordings = ProfileRecordings(self.gateway, cache_directory)
@@ -102,6 +107,7 @@ class ComputeHost:
             self.arrivals, self.boots, self.recordings, self.encryption)
         self.facts = HostFacts(parts, tiers.store_limit)
         self.chains = Chains(group, parts, self.facts, self.serving, tiers.store_limit)
+        self.connections.find = self.chains.find_base
 
     def start(self, hostname: str) -> None:
         """Bring up the gateway, and end what an earlier process left in it.
@@ -116,14 +122,26 @@ class ComputeHost:
         except OSError as error:
             LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
         self._readable.find_out()
-        self.connections.start()
+        self.connections.start(entry.remote for entry in self.cache.entries())
         try:
+            if self._starter:
+                self._starter.listen()
             self.gateway.start()
             # Whoever was at work on it is gone.
             self.reconcile()
         except exception.BootcacheError as error:
             LOG.error('bootcache: the gateway is not ready, and servers that need it boot the'
                       ' stock way until it is: %s', error)
+
+    def ensure_ready(self) -> None:
+        """See to it that chains can be opened; a gateway that does not run may be started.
+
+        :raises StorageDaemonError: if the gateway does not answer, or nobody starts connectors.
+        """
+        self.gateway.start()
+        if self._supervisor_path and not listening.is_served(self._supervisor_path):
+            raise exception.StorageDaemonError(
+                f'nothing answers at {self._supervisor_path}; start {PROGRAM}.service')
 
     def stop(self) -> None:
         """Stop all recording and expanding; the gateway goes on serving this host's servers."""
@@ -145,17 +163,14 @@ class ComputeHost:
         """Remove the growing stores that are of no more use.
 
         That of a cold image goes on growing to its limit, as servers share it; once there is a
-        whole cache image, and no boot is watched, nobody gains by it. While the storage node is
-        away it stays: what it has is all that servers can read.
+        whole cache image, and no boot is watched, nobody gains by it.
         """
         for store in self.below.stores.stores():
             entry = self.cache.known(store.name)
-            if entry is None or entry.cache_image is None or self.needs.is_booting(store.name):
+            if entry is None or entry.cache_image is None:
                 continue
             try:
-                self.connections.check(entry.remote.export)
                 with self.needs.deciding.of(store.name):
-                    # Somebody may have come for it meanwhile.
                     if not self.needs.is_booting(store.name):
                         self.below.drop_store(store.name)
             except exception.BootcacheError as error:

@@ -104,7 +104,8 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
     :param size: of the cache image's file, in bytes.
     :param path: of the file that it comes into; made new.
     :param source: the node of the file on the storage node, without its name.
-    :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
+    :raises BootcacheError: if qemu-img or the gateway refuses, or the base cannot be read now; it
+        is read directly then.
     :raises OSError: if the file system has no room for all of it.
     """
     names = _names(image_id)
@@ -118,8 +119,9 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
         steps.reached('arrive: held')
         # A server waits: to connect once for all of it spares milliseconds.
         with gateway.daemon.session():
+            gateway.check_base(image_id)
             gateway.daemon.add_nodes(*_nodes(names, source, path, size))
-            _read_from(gateway, image_id, ARRIVING)
+            gateway.read_from(image_id, ARRIVING)
     except (exception.BootcacheError, OSError):
         with contextlib.suppress(exception.BootcacheError):
             gateway.change(image_id, arrives=False)
@@ -176,16 +178,11 @@ def bring(gateway: Gateway, image_id: str, size: int, path: str, seconds: float,
     steps.reached('arrive: come')
 
 
-def _read_from(gateway: Gateway, image_id: str, kind: str) -> None:
-    with gateway.daemon.session() as session:
-        session.execute('blockdev-reopen', options=[graph.top_node(image_id, kind)])
-
-
 def land(gateway: Gateway, image_id: str, path: str) -> None:
     """Put the servers that read from a cache image on its way onto the file that has come.
 
     :param path: of the cache image on this host.
-    :raises StorageDaemonError: if the gateway refuses.
+    :raises StorageDaemonError: if the gateway refuses, or the base cannot be read now.
     """
     names = _names(image_id)
     # One that arrived earlier has another file.
@@ -201,4 +198,6 @@ def land(gateway: Gateway, image_id: str, path: str) -> None:
                   error)
         # The kernel, its security policy or QEMU's build may be without it.
         gateway.daemon.add_nodes(node)
-    _read_from(gateway, image_id, LANDED)
+    with gateway.daemon.session():
+        gateway.check_base(image_id)
+        gateway.read_from(image_id, LANDED)

@@ -13,7 +13,6 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import daemonjobs, exception, growingstore, naming, qemuimg, steps
-from bootcache.breaker import Breaker
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.gateway import graph
@@ -24,12 +23,14 @@ from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
-# A boot waits for the gateway for so long. After that nobody asks it for so many seconds: boots
-# go the stock way at once.
+# A boot waits for the gateway for so long, and goes the stock way then.
 _ANSWER_SECONDS = 5
-_SILENCE_SECONDS = 10
 # Servers of many images that start at once on a slow disk each want it several times.
 _QUEUE_SECONDS = 60
+# For which reads wait of a base that can be read by no way. They may have waited for 15 s before
+# the watch knows that, and guests give a SCSI request up after 30 s.
+_RECONNECT_SECONDS = 10
+_READ_SECONDS = 15 + _RECONNECT_SECONDS
 
 
 class Gateway:
@@ -39,23 +40,21 @@ class Gateway:
 
     :param run_dir: of its monitor socket.
     :param socket_path: where servers connect.
-    :param reconnect_delay: seconds for which reads wait while a base cannot be read.
     :param connections: of this host.
     :param autostart: whether one is started where none answers.
     :param group: that may connect to one that is started.
     """
 
-    def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int,
-                 connections: BaseConnections, autostart: bool = True, group: str | None = None):
+    def __init__(self, run_dir: str, socket_path: str, connections: BaseConnections,
+                 autostart: bool = True, group: str | None = None):
         self.socket_path = socket_path
         self.connections = connections
         self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
                                     autostart=autostart, group=group, patience=_ANSWER_SECONDS,
                                     # Changing a chain waits for reads that wait.
-                                    command_seconds=_ANSWER_SECONDS + reconnect_delay,
-                                    breaker=Breaker(1, _SILENCE_SECONDS),
+                                    command_seconds=_ANSWER_SECONDS + _RECONNECT_SECONDS,
                                     queue_seconds=_QUEUE_SECONDS)
-        self._reconnect_delay = reconnect_delay
+        self.daemon.monitor.before_change = lambda: connections.check_changes(_READ_SECONDS)
         # Make looking, adding and removing one step.
         self._locks = KeyedLocks(Rank.GATEWAY, 'the gateway\'s lock of image')
 
@@ -79,26 +78,22 @@ class Gateway:
         :param name: of the node.
         :param export: the storage node's name for it.
         """
-        return {**graph.linked_node(export, self.connections.socket(export),
-                                    self._reconnect_delay),
+        return {'driver': 'nbd', 'node-name': name, 'read-only': True, 'export': export,
+                'server': {'type': 'unix', 'path': self.connections.socket(export)},
+                'reconnect-delay': _RECONNECT_SECONDS,
                 # It may be parked just now, where nobody answers.
-                **qemuimg.open_timeout(), 'node-name': name}
+                **qemuimg.open_timeout()}
 
     def ensure_base(self, remote: Remote) -> str:
         """Serve a base to this host's servers.
 
         :returns: the export's name.
-        :raises StorageNodeAway: if it cannot be reached, and is not served yet.
+        :raises StorageNodeAway: if it cannot be reached.
         :raises StorageDaemonError: if the daemon refuses.
         """
         self.daemon.ensure_running()
-        there = self._present(remote.image_id)
         # Not under the lock: bases of other storage nodes do not wait for this one.
-        if not there.is_exported or there.content != remote.export:
-            self.connections.connect(remote)
-        elif self.connections.is_read(remote.export):
-            # Else its guests wait, and the watch looks for a way.
-            self.connections.renew(remote)
+        self.connections.connect(remote)
         return self._export(remote)
 
     def serve_absent(self, remote: Remote, virtual_bytes: int) -> None:
@@ -111,7 +106,7 @@ class Gateway:
         """
         self.daemon.ensure_running()
         with self.connections.absent(
-                remote.export, virtual_bytes,
+                remote, virtual_bytes,
                 lambda: self._present(remote.image_id).is_exported) as opened:
             self._export(remote, opened)
 
@@ -230,10 +225,29 @@ class Gateway:
         """
         daemonjobs.end(self.daemon, graph.arrival_job(image_id), seconds)
 
+    def check_base(self, image_id: str) -> None:
+        """Check that a base can be read now: who changes what is above it waits for its reads, and
+        everybody else for him. To be called in the session in which that is done.
+
+        :raises StorageNodeAway: if it cannot.
+        :raises StorageDaemonError: if the daemon does not answer.
+        """
+        self.connections.check(self._present(image_id).content)
+
+    def read_from(self, image_id: str, kind: str) -> None:
+        """Have servers read from a node of an image; they do not notice. See ``check_base``.
+
+        :raises StorageDaemonError: if the daemon does not answer, or refuses.
+        """
+        with self.daemon.session() as session:
+            session.execute('blockdev-reopen', options=[graph.top_node(image_id, kind)])
+
     def change(self, image_id: str, **wishes: Any) -> None:
         """Change what is between an image's export and its base; servers do not notice.
 
         :param wishes: fields of ``graph.Wanted``; what they do not name stays as it is.
+        :raises StorageNodeAway: if servers are to read from another node, and the base cannot be
+            read now.
         :raises StorageDaemonBusy: if a cache image is not to arrive any more, and its job has not
             ended: see ``end_arrival_job``.
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
@@ -252,8 +266,8 @@ class Gateway:
                 continue
             with self.daemon.session() as session:
                 if step.action is GraphAction.READ:
-                    session.execute('blockdev-reopen',
-                                    options=[graph.top_node(image_id, step.kind)])
+                    self.connections.check(there.content)
+                    self.read_from(image_id, step.kind)
                 else:
                     name = naming.node_name(step.kind, image_id)
                     try:

@@ -15,7 +15,6 @@ any part of it half made or half gone.
 
 import dataclasses
 import enum
-import json
 import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
@@ -141,17 +140,6 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     return tuple(steps)
 
 
-def linked_node(export: str, socket: str, reconnect_delay: int) -> dict[str, Any]:
-    """Return a node that reads by a link, without its name.
-
-    :param export: the storage node's name for what is read.
-    :param socket: the link.
-    :param reconnect_delay: seconds for which reads wait while nobody answers there.
-    """
-    return {'driver': 'nbd', 'read-only': True, 'export': export,
-            'reconnect-delay': reconnect_delay, 'server': {'type': 'unix', 'path': socket}}
-
-
 def top_node(image_id: str, below: str) -> dict[str, Any]:
     """Return the node that is exported, for adding it and for exchanging what is below it.
 
@@ -189,11 +177,6 @@ def present(image_ids: Iterable[str], nodes: Mapping[str, str],
 
 
 def _content(file: str) -> str:
-    """Return the export that a node reads, by what QEMU calls its file; empty if it does not tell.
-    """
-    if found := re.fullmatch(r'nbd\+unix:///(.+)\?socket=(.+)', file):
-        return found[1]
-    try:
-        return str(json.loads(file.removeprefix('json:')).get('export', ''))
-    except (ValueError, AttributeError):
-        return ''
+    """Return the export that a node reads by a link, by what QEMU calls its file; else nothing."""
+    found = re.fullmatch(r'nbd\+unix:///(.+)\?socket=.+', file)
+    return found[1] if found else ''

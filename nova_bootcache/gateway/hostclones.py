@@ -152,17 +152,16 @@ class HostClones:
 
     # All that are read.
 
-    def sweep(self, read: Iterable[Remote], at_once: bool = False) -> None:
+    def sweep(self, read: Iterable[Remote]) -> None:
         """Remove clones that nothing reads, some minutes after the last time.
 
         One that is open stays until the next time; so does one that was asked for just now.
 
         :param read: bases that are read in Ceph.
-        :param at_once: whenever the last time was.
         :raises BootcacheError: if Ceph does not answer, or says no.
         """
         now = time.monotonic()
-        if self._swept_at is not None and now - self._swept_at < _SWEEP_SECONDS and not at_once:
+        if self._swept_at is not None and now - self._swept_at < _SWEEP_SECONDS:
             return
         self._swept_at = now
         needed = {self.clone(remote, remote.rbd).name for remote in read if remote.rbd is not None}

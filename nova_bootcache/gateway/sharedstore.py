@@ -22,7 +22,6 @@ from bootcache import exception, naming, steps, tier
 from bootcache.growingstore import LOOK_SECONDS, GrowingStore, Mark
 from bootcache.locks import OrderedLock
 from bootcache.workingset import Extent
-from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, Store
 from nova_bootcache.locks import Rank
@@ -176,6 +175,8 @@ def write_rate(limit: int, size: int) -> int:
 
 # What cache images have by default: the record is rounded to it anyway when one is built.
 GRANULARITY = 65536
+# Between tries to have it stop to grow: while its base does not answer it hardly does.
+_STOP_AGAIN_SECONDS = 1.0
 # A store smaller than that holds nothing worth it beside its tables.
 MIN_LIMIT = 1 << 20
 
@@ -204,8 +205,11 @@ class SharedStore:
         self.grows = self.is_full = self.gave_back = self.spoilt = False
         self._gateway = gateway
         self._store = GrowingStore(gateway.daemon, image_id, naming.node_name(REMOTE, image_id),
-                                   virtual_bytes, path, GRANULARITY)
+                                   virtual_bytes, path, GRANULARITY,
+                                   lambda: gateway.check_base(image_id))
         self._rate = 0
+        # In monotonic seconds.
+        self._stop_again_at = 0.0
         # Sizes of the file: up to which the medium's space is its own, and at the last look.
         self._held = self._looked_at = 0
         self._is_in_memory = False
@@ -215,7 +219,8 @@ class SharedStore:
     def open(self) -> None:
         """Put the store between the gateway's export of the base and the storage node.
 
-        :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
+        :raises BootcacheError: if qemu-img or the gateway refuses, or the base cannot be read now;
+            it is read directly then.
         """
         self._looked_at = size = self._store.create()
         self._is_in_memory = tier.is_memory(os.path.dirname(self.path))
@@ -230,9 +235,10 @@ class SharedStore:
         try:
             steps.reached('grow: made')
             self._rate = write_rate(end, size)
-            with self._gateway.daemon.session() as session:
+            with self._gateway.daemon.session():
+                self._gateway.check_base(self.name)
                 self._store.open(self._rate)
-                session.execute('blockdev-reopen', options=[graph.top_node(self.name, FILTER)])
+                self._gateway.read_from(self.name, FILTER)
         except exception.BootcacheError:
             with contextlib.suppress(exception.BootcacheError):
                 self.close()
@@ -264,7 +270,7 @@ class SharedStore:
             return self.grows
         try:
             if self.grows:
-                self._keep_limit(size)
+                self._keep_limit(size, now)
             return self.grows
         finally:
             self._lock.release()
@@ -286,18 +292,22 @@ class SharedStore:
             return 0
         return end if free >= spare(self.limit) and end > size + reserve(self.limit) else 0
 
-    def _keep_limit(self, size: int) -> None:
+    def _keep_limit(self, size: int, now: float) -> None:
         end = self._take_room(size)
         if not end:
-            if size + reserve(self.limit) < self.limit:
-                LOG.warning('image %s: its growing store stops to grow, as the file system of %s'
-                            ' is full', self.name, self.path)
+            if now < self._stop_again_at:
+                return
+            self._stop_again_at = now + _STOP_AGAIN_SECONDS
+            self.is_full = True
+            if is_early := size + reserve(self.limit) < self.limit:
                 # It does not tell what boots read from now on; another one may have room later.
                 self.spoilt = True
+            self.stop_growing()
+            if is_early:
+                LOG.warning('image %s: its growing store stops to grow, as the file system of %s'
+                            ' is full', self.name, self.path)
             LOG.info('image %s: its growing store has %d of %d bytes and stops to grow',
                      self.name, size, self.limit)
-            self.is_full = True
-            self.stop_growing()
         elif (rate := write_rate(end, size)) != self._rate:
             self._store.slow_down(rate)
             self._rate = rate
@@ -305,7 +315,7 @@ class SharedStore:
     def stop_growing(self) -> None:
         """Drop the copy-on-read filter; what is in the store goes on being read from there.
 
-        :raises StorageDaemonError: if the gateway refuses.
+        :raises StorageDaemonError: if the gateway refuses, or the base cannot be read now.
         """
         with self._lock:
             # Where that is refused it grows, and goes on being looked at.
@@ -315,9 +325,7 @@ class SharedStore:
     def give_back(self) -> None:
         """Give back the medium's space beyond what is in it, when it does not grow any more.
 
-        To be called only while the storage node answers; see ``GrowingStore.write_tables``.
-
-        :raises StorageDaemonError: if the gateway refuses.
+        :raises StorageDaemonError: if the gateway refuses, or the base cannot be read now.
         :raises OSError: if its file is gone.
         """
         with self._lock:
@@ -339,9 +347,7 @@ class SharedStore:
     def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
         """Return what was read for the first time between two marks, in that order.
 
-        To be called only while the storage node answers; see ``GrowingStore.extents_between``.
-
-        :raises BootcacheError: if the gateway refuses or the store cannot be read.
+        :raises BootcacheError: if the gateway refuses, or the store or the base cannot be read.
         """
         with self._lock:
             self._store.write_tables()
@@ -350,7 +356,9 @@ class SharedStore:
     def close(self) -> None:
         """Take the store out from below the export, and remove it; readers do not notice.
 
-        :raises StorageDaemonError: if the gateway does not answer.
+        While the base cannot be read it stays: what it has is all that servers can read.
+
+        :raises StorageDaemonError: if the gateway does not answer, or the base cannot be read now.
         """
         with self._lock:
             self._gateway.change(self.name, store=Store.GOES)

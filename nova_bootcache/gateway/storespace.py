@@ -39,14 +39,13 @@ class StoreSpace:
         # Images that an earlier process may have left such stores of; None until that was looked
         # for. All later ones are this process's.
         self._left: set[str] | None = None
-        # By image, and by storage node of which one is away.
+        # By image.
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
 
     def give_back(self) -> None:
         """Give back the space of those that do not grow any more, an earlier process's as well.
 
-        While the storage node is away it stays theirs, as tables are written before, and that would
-        wait for reads that wait for it.
+        While the storage node is away it stays theirs, as tables are written before.
         """
         entries = {entry.remote.image_id: entry for entry in self._files.entries()}
         if self._left is None:
@@ -70,27 +69,19 @@ class StoreSpace:
 
     def _try(self, entry: CacheEntry) -> bool:
         """Have an image's stores give back their space; return whether they did, once for all."""
-        image_id, node = entry.remote.image_id, f'{entry.remote.host}:{entry.remote.port}'
-        # Others of the same storage node are not waited for.
-        if not self._pauses.is_time(node):
-            return False
+        image_id = entry.remote.image_id
         try:
-            if self._may_grow(image_id):
-                self._pauses.postpone(image_id)
-                return False
-            self._gateway.connections.check(entry.remote.export)
-            self._pauses.forget(node)
             # Nobody opens another one in its place meanwhile.
             with self._needs.deciding.of(image_id):
                 if self._may_grow(image_id):
+                    self._pauses.postpone(image_id)
                     return False
                 for path in self._ahead(image_id):
                     self._store_at(path, entry).give_back()
             self._pauses.forget(image_id)
             return True
         except (exception.BootcacheError, OSError) as error:
-            pause = self._pauses.postpone(
-                node if isinstance(error, exception.StorageNodeAway) else image_id)
+            pause = self._pauses.postpone(image_id)
             LOG.info('image %s: its growing store keeps space that it does not need, and is looked'
                      ' at again in %.0f s: %s', image_id, pause, error)
         return False

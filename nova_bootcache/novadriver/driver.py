@@ -20,13 +20,13 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache.chains import chainstores
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.novadriver import directsnapshots, diskconf, errorpolicy
 from nova_bootcache.novadriver.directsnapshots import SnapshottingDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, aborting, lazy
-from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
-from nova_bootcache.novadriver.resuming import Resuming
+from nova_bootcache.novadriver.novaservers import NovaServers
 from nova_bootcache.novadriver.rootdisks import RootDisks
 from nova_bootcache.published import warmth
 from nova_bootcache.published.holdings import PublishedHoldings
@@ -39,6 +39,8 @@ CONF = libvirt_driver.CONF
 
 # Flavors and images can require it: resources trait:CUSTOM_BOOTCACHE=required.
 TRAIT = 'CUSTOM_BOOTCACHE'
+# For so long Nova's start waits where it is to start servers whose disks cannot be opened yet.
+_START_SECONDS = 60
 _WAITS = 'its guest stands still, and waits for its disk; it can be moved when it goes on'
 
 
@@ -65,9 +67,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                                           self.settler.unsettled.report, self.standing.report)
         self.upkeep = HostUpkeep(self.bootcache, self.holdings)
         self.warming = HostWarmer(self.bootcache, bandwidth(CONF, 'warm_bandwidth'))
-        self.resuming = Resuming(self.bootcache.chains.place_of, group.resume_wait)
-        # Nova's start is over: it has asked what this host has.
-        self._has_started = False
+        # Whether operations wait for the gateway: not each that Nova's start does while it is away.
+        self._is_patient = self._is_stopped = False
         backend = BootCacheQcow2.bound_to(self.bootcache, self.direct)
         table = self.image_backend.BACKEND
         for name, stock in list(table.items()):
@@ -88,17 +89,32 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             self.bootcache.serving.refuse(reason)
         self.bootcache.start(host)
         self.upkeep.start()
+        self._wait_until_ready()
         super().init_host(host, *args, **kwargs)
         if not reason:
             # Needs the connection to libvirt; before anybody lets servers go on.
             self.settler.recover()
             self.settler.start()
         self.standing.start()
+
+    def _wait_until_ready(self) -> None:
+        """Wait until disks can be opened, where Nova resumes servers: it would put them to ERROR.
+
+        :raises BootcacheError: if nova-compute is told to stop meanwhile.
+        """
+        if not CONF.resume_guests_state_on_host_boot or not self.settler.has_chained():
+            return
         try:
-            self._servers.let_resume_again()
-        except Exception as error:
-            # Nova starts them as if users had asked for it.
-            LOG.warning('bootcache: servers that waited to be resumed are not resumed: %s', error)
+            chainstores.patiently(self.bootcache.ensure_ready, _START_SECONDS, 'Nova\'s start',
+                                  lambda: not self._is_stopped)
+            self._is_patient = True
+        except exception.BootcacheError as error:
+            if self._is_stopped:
+                raise
+            LOG.error('bootcache: Nova\'s start goes on after %d s, and servers that it resumes and'
+                      ' that need the gateway go to ERROR: %s. Once bootcache-gateway and'
+                      ' bootcache-connectors run, start each with "openstack server reboot --hard"',
+                      _START_SECONDS, error)
 
     def spawn(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """Start it from a disk that is made the stock way if QEMU cannot open what is below it.
@@ -131,10 +147,10 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
 
     def cleanup_host(self, *args: Any, **kwargs: Any) -> None:
         """Stop our threads; what is under way is given up."""
+        self._is_stopped = True
         self.settler.stop()
         self.standing.stop()
         self.upkeep.stop()
-        self.resuming.stop()
         self.bootcache.stop()
         super().cleanup_host(*args, **kwargs)
 
@@ -145,8 +161,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
 
         :raises InternalError: if it cannot.
         """
-        # Nova's start tries one server after the other: none waits for others' storage nodes.
-        patience = CONF[bootcache_conf.GROUP].chain_wait if self._has_started else 0
+        # Nova's start tries one server after the other: each would wait for a gateway that is away.
+        patience = CONF[bootcache_conf.GROUP].chain_wait if self._is_patient else 0
         self._disks.open_chain(instance, patience, guest_waits, kept_in)
 
     def destroy(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
@@ -211,28 +227,6 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         if found.state == power_state.PAUSED and self.standing.is_started(instance['uuid']):
             return hardware.InstanceInfo(power_state.RUNNING, found.internal_id)
         return found
-
-    def resume_state_on_host_boot(self, context: Any, instance: Any, *args: Any,
-                                  **kwargs: Any) -> None:
-        """Have it wait if its disk cannot be opened yet: Nova would put it to ERROR."""
-        resume = functools.partial(
-            super().resume_state_on_host_boot, context, instance, *args, **kwargs)
-        if instance.vm_state != vm_states.ACTIVE:
-            # Of one that is resized, for instance, Nova would not know that any more.
-            resume()
-            return
-
-        def open_chain() -> None:
-            disk = self._disks.find(instance)
-            if disk is not None:
-                disk.open_chain(disk.path)
-
-        def is_off_on_cache_image() -> bool:
-            domain = self._servers.domain(instance.uuid)
-            return self._disks.stands_on_cache_image(instance) \
-                and (domain is None or not domain.isActive())
-
-        self.resuming.start(PoweringOn(instance, open_chain, resume), resume, is_off_on_cache_image)
 
     def suspend(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling. One that stands still by an error is to come back running."""
@@ -353,7 +347,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
 
     def get_available_resource(self, nodename: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Publish what this host holds, for the scheduler's weigher and filter."""
-        self._has_started = True
+        # Nova's start is over.
+        self._is_patient = True
         resources: dict[str, Any] = super().get_available_resource(nodename, *args, **kwargs)
         if self._serves():
             try:

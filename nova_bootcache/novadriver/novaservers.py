@@ -1,4 +1,4 @@
-"""What is needed of Nova for settling, resuming and guests that stand still.
+"""What is needed of Nova for settling and guests that stand still.
 
 Its servers on this host, their domains, its locks.
 """
@@ -6,8 +6,8 @@ Its servers on this host, their domains, its locks.
 import contextlib
 import datetime
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import nova.privsep.path
 from nova import context as nova_context
@@ -27,8 +27,6 @@ from nova_bootcache.libvirtcalls import BoundedDomain, LibvirtCalls
 from nova_bootcache.novadriver import diskconf, signatures
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop
-
-_Found = TypeVar('_Found')
 
 LOG = logging.getLogger(__name__)
 CONF = imagebackend.CONF
@@ -70,17 +68,6 @@ def make_writable(path: str) -> None:
 
 # A bound of memory: servers come and go.
 _MOST_REMEMBERED = 1000
-
-
-def _if_any(find: Callable[[], _Found]) -> _Found | None:
-    """Return the domain that is found, None if there is none."""
-    try:
-        return find()
-    # Nova's own libvirt, whatever that is: it is what the connection raises.
-    except libvirt_host.libvirt.libvirtError as error:
-        if error.get_error_code() == libvirt_host.libvirt.VIR_ERR_NO_DOMAIN:
-            return None
-        raise
 
 
 class NovaServers:
@@ -141,10 +128,6 @@ class NovaServers:
             return False
         return bool(instance.trusted_certs) or signatures.is_signed(instance.system_metadata)
 
-    def domain(self, server_id: str) -> Any:
-        """Return its libvirt domain, None if it has none."""
-        return _if_any(lambda: self._host.get_connection().lookupByUUIDString(server_id))
-
     def bounded_domain(self, server_id: str, urgent: bool = False) -> BoundedDomain | None:
         """Return its libvirt domain, None if it has none; none of its calls waits for long.
 
@@ -152,7 +135,13 @@ class NovaServers:
         :raises LibvirtHangs: if libvirt does not answer.
         :raises libvirtError: if it does not tell.
         """
-        return _if_any(lambda: self._calls.find(server_id, urgent))
+        try:
+            return self._calls.find(server_id, urgent)
+        # Nova's own libvirt, whatever that is: it is what the connection raises.
+        except libvirt_host.libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt_host.libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise
 
     def sees_errors(self, server_id: str) -> bool:
         """Tell whether its guest runs, and would see an I/O error instead of waiting.
@@ -204,7 +193,7 @@ class NovaServers:
         :param waits: until nobody else has it; otherwise, where somebody has, it is not taken.
         """
         try:
-            with _instance_lock(server_id, waits):
+            with lockutils.lock(server_id, lock_file_prefix='nova-', blocking=waits):
                 yield True
         except lockutils.AcquireLockFailedException:
             yield False
@@ -215,24 +204,6 @@ class NovaServers:
         path = os.path.join(CONF.instances_path, 'locks')
         with lockutils.lock(name, lock_file_prefix='nova-', external=True, lock_path=path):
             yield
-
-    def let_resume_again(self) -> None:
-        """Let Nova resume servers that waited for that when an earlier process ended.
-
-        Of those that are active and powering on it would take each for a user's start, and wait for
-        one after the other; a user starts servers that are stopped. They are expected to run.
-        """
-        if not CONF.resume_guests_state_on_host_boot:
-            return
-        for instance in objects.InstanceList.get_by_host(nova_context.get_admin_context(),
-                                                         CONF.host, expected_attrs=[]):
-            if instance.vm_state == vm_states.ACTIVE \
-                    and instance.task_state == task_states.POWERING_ON:
-                instance.task_state = None
-                # Somebody may be deleting one just now.
-                with contextlib.suppress(nova_exception.UnexpectedTaskStateError,
-                                         nova_exception.InstanceNotFound):
-                    instance.save(expected_task_state=[task_states.POWERING_ON])
 
     @staticmethod
     def make_writable(path: str) -> None:
@@ -250,56 +221,3 @@ class NovaServers:
             return [entry.path for entry in os.scandir(CONF.instances_path)
                     if entry.is_dir() and not entry.name.startswith('_')]
         return []
-
-
-class PoweringOn:
-    """A server that Nova is to start as the host came up: see resuming.py.
-
-    :param instance: Nova's record of it.
-    :param open_chain: sees to it that its disk can be opened.
-    :param start: starts it as Nova does.
-    """
-
-    def __init__(self, instance: Any, open_chain: Callable[[], None], start: Callable[[], None]):
-        self.server_id: str = instance.uuid
-        self.image_id: str = instance.image_ref or ''
-        self.open_chain = open_chain
-        self._instance = instance
-        self._start = start
-
-    def hold(self) -> None:
-        """Note that it is powering on: Nova does not stop it then for not running."""
-        self._instance.task_state = task_states.POWERING_ON
-        self._instance.save()
-
-    def resume(self) -> bool:
-        """Start it under Nova's lock; False if Nova thinks otherwise of it meanwhile."""
-        with _instance_lock(self.server_id):
-            try:
-                self._instance.refresh()
-            except nova_exception.InstanceNotFound:
-                return False
-            if (self._instance.host, self._instance.vm_state, self._instance.task_state) \
-                    != (CONF.host, vm_states.ACTIVE, task_states.POWERING_ON):
-                return False
-            self._start()
-            self._end(vm_states.ACTIVE)
-        return True
-
-    def give_up(self) -> None:
-        """Put it to ERROR, as Nova does with one that cannot be resumed."""
-        self._end(vm_states.ERROR)
-
-    def _end(self, vm_state: str) -> None:
-        self._instance.vm_state = vm_state
-        self._instance.task_state = None
-        # Otherwise it is being deleted.
-        with contextlib.suppress(nova_exception.UnexpectedTaskStateError,
-                                 nova_exception.InstanceNotFound):
-            self._instance.save(expected_task_state=[task_states.POWERING_ON])
-
-
-def _instance_lock(server_id: str, waits: bool = True) -> contextlib.AbstractContextManager[Any]:
-    found: contextlib.AbstractContextManager[Any] = lockutils.lock(
-        server_id, lock_file_prefix='nova-', blocking=waits)
-    return found

@@ -44,7 +44,6 @@ class BootWatch:
     :ivar begin: the place in it at which the boot begins.
     :ivar is_lost: what was read was to be reported, and is not.
 
-    :param check: raises an error unless the base can be read now.
     :param judge: tells when the boot is over.
     :param marker: regular expression that a console line of a finished boot matches.
     :param console: gives the end of the server's console, an empty text if there is none.
@@ -54,12 +53,11 @@ class BootWatch:
     """
 
     def __init__(self, server_id: str, store: RecordedStore, begin: Mark,
-                 check: Callable[[], None], judge: BootJudge, marker: str,
-                 console: Callable[[], str], tell: Callable[[int], None], report: Report,
+                 judge: BootJudge, marker: str, console: Callable[[], str],
+                 tell: Callable[[int], None], report: Report,
                  over: Callable[['BootWatch'], None]):
         self.server_id = server_id
         self.store = store
-        self._check = check
         self._judge = judge
         self._marker = marker
         self._console = console
@@ -108,8 +106,6 @@ class BootWatch:
             if self._discarded:
                 self._tell_discarded()
                 return
-            # While the storage node is away, reading the record would hold up all readers.
-            self._check()
             extents = self.store.extents_between(self.begin, found.until)
             if self._discarded:
                 self._tell_discarded()
@@ -235,16 +231,13 @@ class WatchedBoots:
     :param stores: the growing stores below them.
     :param needs: told whose boots are watched.
     :param api: gives the storage service's client.
-    :param check: raises an error unless a base can be read now, by its export's name.
     :param over: called when one is over, whatever it was.
     """
 
     def __init__(self, stores: StoreKeeper[SharedStore], needs: HostNeeds,
-                 api: Callable[[], rpcapi.StorageAPI], check: Callable[[str], None],
-                 over: Callable[[], None]):
+                 api: Callable[[], rpcapi.StorageAPI], over: Callable[[], None]):
         self.reports = BootReports(lambda *report: api().report_boot(*report))
         self._api = api
-        self._check = check
         self._stores = stores
         self._needs = needs
         self._over = over
@@ -274,7 +267,7 @@ class WatchedBoots:
                                 sharedstore.GRANULARITY, workingset.to_wire(extents), ended_by,
                                 seconds, None, '', server_id)
 
-        self._begin(server_id, store, self._begin_of(store), remote, offered.watch.marker,
+        self._begin(server_id, store, self._begin_of(store), offered.watch.marker,
                     ServerJudge(offered.watch.limits), console, lambda _bytes: None, report)
 
     def _begin_of(self, store: SharedStore) -> Mark:
@@ -312,14 +305,14 @@ class WatchedBoots:
                                 recording.GRANULARITY, workingset.to_wire(extents), ended_by,
                                 seconds, profile.token, line)
 
-        self._begin(server_id, profile.recording, profile.begin, remote, offered.watch.marker,
+        self._begin(server_id, profile.recording, profile.begin, offered.watch.marker,
                     ProfileJudge(offered.watch.limits), console, tell, report)
 
-    def _begin(self, server_id: str, store: RecordedStore, begin: Mark, remote: Remote,
-               marker: str, judge: BootJudge, console: Callable[[], str],
-               tell: Callable[[int], None], report: Report) -> None:
-        watch = BootWatch(server_id, store, begin, lambda: self._check(remote.export), judge,
-                          marker, console, tell, report, self._ended)
+    def _begin(self, server_id: str, store: RecordedStore, begin: Mark, marker: str,
+               judge: BootJudge, console: Callable[[], str], tell: Callable[[int], None],
+               report: Report) -> None:
+        watch = BootWatch(server_id, store, begin, judge, marker, console, tell, report,
+                          self._ended)
         with self._lock:
             self._watches[server_id] = watch
         self._needs.begin_boot(store.name)

@@ -57,7 +57,8 @@ class ProfileRecordings:
         base = self._gateway.linked_node(naming.node_name(recording.BASE, server_id),
                                          remote.export)
         found = Recording(self._gateway.daemon, server_id, [base], virtual_bytes,
-                          os.path.join(self._directory, f'{server_id}.partial'))
+                          os.path.join(self._directory, f'{server_id}.partial'),
+                          lambda: self._gateway.connections.check(remote.export))
         with self._lock:
             self._recordings[server_id] = found
         try:

@@ -96,6 +96,10 @@ class Settler:
             fullbase.sweep(self._nova.base_directory)
         self._end_interrupted()
 
+    def has_chained(self) -> bool:
+        """Tell whether the disk of a server of this host stands on a cache image."""
+        return any(map(self._chained.is_in, self._nova.directories()))
+
     def recover_server(self, directory: str) -> None:
         """End what was left half-done for one server, by a crash or as libvirt was away.
 

@@ -101,12 +101,9 @@ class Unsettled:
         self._told = stuck
 
     def are_changing(self) -> bool:
-        """Tell whether Nova was at work on one of them: it is in another state soon.
-
-        Not one that waits to be started, which may take long: its start is seen.
-        """
+        """Tell whether Nova was at work on one of them: it is in another state soon."""
         return any(not server.settles and server.state not in _CURES
-                   and server.state != 'powering-on' for server in self._seen or ())
+                   for server in self._seen or ())
 
     def _why(self, server: LocalServer) -> str:
         reason = why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,

@@ -7,7 +7,6 @@ them. It has a thread of its own, as upkeep's round may fetch for minutes.
 import collections
 import contextlib
 import dataclasses
-import enum
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
@@ -29,51 +28,10 @@ from nova_bootcache.standstill import errorstop
 
 LOG = logging.getLogger(__name__)
 
-class Verdict(enum.Enum):
-    """What is done with it now."""
-
-    LEAVE = 'it is not ours to let it go on'
-    WAIT = 'it waits'
-    GO_ON = 'it goes on'
-
-
-@dataclasses.dataclass(frozen=True)
-class StandingGuest:
-    """A guest that stands still.
-
-    :ivar is_by_error: libvirt had it stop as a disk gave an error; not a user, nor a move.
-    :ivar is_to_wait: the disk was made to stop it by this driver, see novadriver/errorpolicy.py.
-        Stock Nova's stop as well where the host's disk is full, and whoever sees to that lets them
-        go on.
-    :ivar runs: Nova has the server run on this host, or is about to start it; false where its user
-        paused it, or Nova moves it.
-    """
-
-    is_by_error: bool
-    is_to_wait: bool
-    runs: bool
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for what is below its disk, and is to go on by itself."""
-        return self.is_by_error and self.is_to_wait and self.runs
-
-
-def verdict(guest: StandingGuest, obstacle: str, is_time: bool) -> Verdict:
-    """Return what is done with it.
-
-    :param obstacle: why what is below its disk cannot be read; empty if it can, as far as is known.
-    :param is_time: whether it is to be tried again by now.
-    """
-    if not guest.waits:
-        return Verdict.LEAVE
-    return Verdict.WAIT if obstacle or not is_time else Verdict.GO_ON
-
-
 def why(obstacle: str, is_full: bool, was_tried: bool) -> str:
     """Return what a server waits for.
 
-    :param obstacle: as for :func:`verdict`.
+    :param obstacle: why what is below its disk cannot be read; empty if it can, as far as is known.
     :param is_full: libvirt says that the host has no space for what the guest writes.
     :param was_tried: it went on, and stood still again at once.
     """
@@ -97,7 +55,8 @@ def cure(error: Exception | None, is_full: bool) -> str:
     if isinstance(error, exception.StorageNodeAway):
         return ('Bring the storage node back, or have the storage service serve the image at'
                 ' another address: the host finds it by itself')
-    if isinstance(error, exception.StorageDaemonError):
+    if isinstance(error, exception.StorageDaemonError) \
+            and not isinstance(error, exception.BaseUnreadable):
         return ('See why the gateway does not serve it: its log is in [bootcache]gateway_run_dir,'
                 ' and "systemctl status bootcache-gateway" tells of its unit')
     if error is not None:
@@ -113,7 +72,9 @@ def cure(error: Exception | None, is_full: bool) -> str:
 class StandingDomain:
     """A guest that stands still by an error.
 
-    :ivar is_to_wait: it has a disk at which it is to wait, or may have.
+    :ivar is_to_wait: it has a disk that was made to stop it by this driver, or may have: see
+        novadriver/errorpolicy.py. Stock Nova's stop as well where the host's disk is full, and
+        whoever sees to that lets them go on.
     :ivar is_on_cache_image: that stands on a cache image; else on the host's own full base.
     :ivar is_full: the host has no space for a disk of its.
     :ivar hangs: why nothing can be done for it now, as its QEMU does not answer; None if it does.
@@ -123,10 +84,6 @@ class StandingDomain:
     is_on_cache_image: bool
     is_full: bool
     hangs: exception.LibvirtHangs | None
-
-    def of(self, runs: bool) -> StandingGuest:
-        """Return it with what Nova says of its server."""
-        return StandingGuest(True, self.is_to_wait, runs)
 
 
 def find(calls: LibvirtCalls,
@@ -166,12 +123,10 @@ def find(calls: LibvirtCalls,
 PERIOD_SECONDS = 10.0
 # After a try: where several reads were under way, the guest stops again at once.
 _FIRST_TRY, _LONGEST_TRY = 1.0, 60.0
-# Between looks at what is below, while it is away.
-_FIRST_LOOK, _LONGEST_LOOK = 2.0, 15.0
 # So often it is seen whether the watch over bases has found a way.
 _WATCHED_SECONDS = 1.0
-# A request that gives an error again does so within [bootcache]reconnect_delay, 20 s at most, for
-# which the gateway keeps it: a guest that ran for longer met a new one.
+# A request that gives an error again does so within the 10 s for which the gateway keeps it: a
+# guest that ran for longer met a new one.
 _RELAPSE_SECONDS = 30.0
 # After that it is for somebody to see to; said again as often.
 LONG_SECONDS = 3600.0
@@ -222,7 +177,6 @@ class StandingServers:
         self._novas_calls = LibvirtCalls(nova.connect)
         self._waits: dict[str, _Wait] = {}
         self._obstacles: dict[str, Exception | None] = {}
-        self._looks = GrowingPauses(_FIRST_LOOK, _LONGEST_LOOK, clock)
         # By server, with the second of the last try.
         self._tries = GrowingPauses(_FIRST_TRY, _LONGEST_TRY, clock)
         self._tried_at: dict[str, float] = {}
@@ -379,7 +333,16 @@ class StandingServers:
                                   ' stand still')
             except Exception as error:
                 self._news.bad(_LISTED, 'bootcache: %s, for now: %s', _LISTED, error)
-            self._woken.wait(self._seconds())
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until there is something to do, also as the watch has found a way to a base."""
+        end = self._clock() + self._seconds()
+        while not self._stopped and (left := end - self._clock()) > 0 \
+                and not self._woken.wait(min(left, _WATCHED_SECONDS)) and not any(
+                    error is not None and self._bases.is_read(image_id)
+                    for image_id, error in self._obstacles.items()):
+            pass
 
     def _seconds(self) -> float:
         """Return for how long there is nothing to do, unless an event comes."""
@@ -397,11 +360,12 @@ class StandingServers:
         standing = find(self._calls, self._holds_path)
         servers = self._nova.servers() if standing else []
         present = [server for server in servers if server.server_id in standing
-                   and standing[server.server_id].of(self._runs(server)).waits]
+                   and standing[server.server_id].is_to_wait and self._runs(server)]
         self._boots.stand_still({server.server_id for server in present})
         self._end_waits({server.server_id for server in present}, standing)
-        self._look_below({server.image_id for server in present
-                          if standing[server.server_id].is_on_cache_image})
+        self._obstacles = {image_id: self._try_to_reach(image_id) for image_id in sorted({
+            server.image_id for server in present
+            if standing[server.server_id].is_on_cache_image})}
         for server in present:
             self._look_at(server, standing[server.server_id])
         self._told = [[server_id, wait.why, round(wait.since)]
@@ -418,28 +382,6 @@ class StandingServers:
             if server_id not in self._waits and now - tried_at > _RELAPSE_SECONDS:
                 del self._tried_at[server_id]
                 self._tries.forget(server_id)
-
-    def _look_below(self, images: set[str]) -> None:
-        """See what keeps bases from being read; others of a node that is away are not tried."""
-        for image_id in set(self._obstacles) - images:
-            del self._obstacles[image_id]
-            self._looks.forget(image_id)
-        away: dict[Any, Exception] = {}
-        for image_id in sorted(images):
-            if not self._looks.is_time(image_id) and not (
-                    self._obstacles.get(image_id) and self._bases.is_read(image_id)):
-                continue
-            place = self._bases.place_of(image_id)
-            error = away.get(place)
-            if error is None:
-                error = self._try_to_reach(image_id)
-            self._obstacles[image_id] = error
-            if error is None:
-                self._looks.forget(image_id)
-                continue
-            self._looks.postpone(image_id)
-            if isinstance(error, exception.StorageNodeAway):
-                away[place] = error
 
     def _try_to_reach(self, image_id: str) -> Exception | None:
         try:
@@ -467,16 +409,11 @@ class StandingServers:
             wait.told_at = now
             LOG.warning('bootcache: server %s has stood still for %.1f h: %s. %s', server_id,
                         (now - wait.since) / 3600, wait.why, cure(error, standing.is_full))
-        if verdict(standing.of(self._runs(server)), obstacle, self._tries.is_time(server_id)) \
-                is Verdict.GO_ON:
+        if not obstacle and self._tries.is_time(server_id):
             self._tries.postpone(server_id)
             self._tried_at[server_id] = self._clock()
             self._let_go_on(server_id)
-        if standing.hangs:
-            wait.due = self._clock() + PERIOD_SECONDS
-        else:
-            wait.due = self._clock() + _WATCHED_SECONDS if obstacle \
-                else self._tries.due(server_id)
+        wait.due = self._clock() + PERIOD_SECONDS if obstacle else self._tries.due(server_id)
 
     def _let_go_on(self, server_id: str) -> None:
         lock = self._steps.of(server_id)

@@ -98,7 +98,7 @@ def test_the_gateway_dies_in_mid_boot(tenant, image, cloud):
 
 
 def test_the_storage_node_is_away_in_mid_boot(tenant, image, cloud, compute_log):
-    """For longer than ``reconnect_delay``. Who waits, for what and since when is told."""
+    """For longer than the gateway keeps reads. Who waits, for what and since when is told."""
     server = begin(tenant, image)
     with storage_node_away(cloud):
         compute_log.wait(f'server {server} stands still')

@@ -6,10 +6,11 @@ import os
 
 import pytest
 from compute_host import boot
-from functional_tools import end_supervisor, free_port, read_base, until
+from functional_tools import free_port, read_base, until
 from glance_rbd import SIZE, content_of, obtained
 
 from bootcache.connectors import connector
+from bootcache.connectors.starter import Starter
 from bootcache.connectors.ways import nbd_way
 from bootcache.storagedaemon import TcpListener
 from nova_bootcache.asking.placement import Server
@@ -63,7 +64,7 @@ def ceph_hosts(hosts, host_key, glance_store, directory):
     for host in made:
         host.stop()
         host.gateway.daemon.stop()
-    end_supervisor(f'{directory}/gateway')
+    Starter(f'{directory}/gateway').kill_all()
 
     def is_empty():
         for name in own_clones(glance_store):
@@ -97,7 +98,7 @@ def own_clones(glance_store):
 
 
 def is_direct(host, node):
-    return host.connections.is_in_ceph(reader(host, node))
+    return host.connections.is_in_ceph(node.remote().export)
 
 
 def is_read_at(host, node, port):

@@ -4,6 +4,7 @@ Unix socket paths end at 107 bytes, so everything lives in /tmp/bc..., not in py
 """
 
 import contextlib
+import functools
 import importlib.util
 import os
 import random
@@ -19,18 +20,20 @@ from pathlib import Path
 import apart
 import pytest
 from compute_host import Service
-from functional_tools import end_supervisor, free_port, processes_of, qemu_img, until
+from functional_tools import free_port, processes_of, qemu_img, until
 from glance_rbd import CAPS, HOST_CAPS, MIB, SIZE, GlanceStore
 from oslo_config import cfg
 from storage_node import Node
 
 from bootcache import conf as bootcache_conf
 from bootcache import locks, rpcapi
+from bootcache.connectors.starter import Starter
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.smallca import SmallCA
 from glance_bootcache.storage.exporters import Exporters
 from nova_bootcache import conf as nova_conf
+from nova_bootcache.chains import computehost
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.upkeep import HostUpkeep
@@ -151,6 +154,8 @@ def hosts(node, storage_conf, directory, monkeypatch):
     """Makes the driver's host object; a second one is the driver after its restart."""
     service = Service(node)
     monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
+    # There is one in a process: who waits at its socket is sent on when the driver is started anew.
+    monkeypatch.setattr(computehost, 'Starter', functools.cache(Starter))
     os.mkdir(f'{directory}/gateway')
     made = []
 
@@ -175,7 +180,7 @@ def hosts(node, storage_conf, directory, monkeypatch):
     for host in made:
         host.stop()
         host.gateway.daemon.stop()
-    end_supervisor(f'{directory}/gateway')
+    Starter(f'{directory}/gateway').kill_all()
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import nbd
 
-from bootcache import naming
+from bootcache import listening, naming
 from bootcache.connectors import supervisor
 
 PATIENCE = 240
@@ -38,18 +39,15 @@ def free_port():
             return port
 
 
-def supervisor_pid(directory):
-    """Return the id of the process that supervises the connectors below a directory, or None."""
-    return next((pid for pid, words in command_lines().items()
-                 if supervisor.__name__ in words and words[-1] == directory), None)
-
-
-def end_supervisor(directory, number=signal.SIGTERM):
-    """End it; with SIGTERM it ends its connectors first."""
-    pid = supervisor_pid(directory)
-    if pid is not None:
-        os.kill(pid, number)
-        until(lambda: supervisor_pid(directory) is None, 'the end of the supervisor')
+def supervise(directory):
+    """Start a supervisor of connectors, and return its process; one serves by then."""
+    with open(os.path.join(directory, 'supervisor.log'), 'ab') as log:
+        process = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c',
+             f'import sys; from {supervisor.__name__} import main; sys.exit(main())', directory],
+            stdin=subprocess.DEVNULL, stderr=log)
+    until(lambda: listening.is_served(supervisor.socket_path(directory)), 'the supervisor')
+    return process
 
 
 def command_lines():

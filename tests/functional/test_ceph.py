@@ -9,6 +9,7 @@ import threading
 import uuid
 
 import pytest
+from encrypted import look
 from functional_tools import until
 from glance_rbd import (
     CAPS,
@@ -111,8 +112,8 @@ def test_what_qemu_would_do_with_the_image_itself(ceph_conf, glance_store, ceph_
                 'conf': str(glance_store.ceph.conf), 'user': user}
 
     with pytest.raises(exception.BootcacheError, match='Operation not permitted'):
-        qemuimg.check_opens(node('bootcache'))
-    qemuimg.check_opens(node('glance'))
+        look(node('bootcache'))
+    look(node('glance'))
 
 
 @pytest.mark.parametrize('change, why', [

@@ -130,7 +130,7 @@ def test_what_is_not_read_in_ceph_comes_from_the_storage_node(ceph_hosts, node, 
 
 def test_ceph_goes_away_while_a_base_is_copied(ceph_hosts, node, bases, elsewhere, directory,
                                                glance_store, caplog):
-    host = ceph_hosts(reconnect_delay=2)
+    host = ceph_hosts()
     host.service.extra = {'server': ['127.0.0.1', elsewhere]}
     booted(host, node, directory)
     host.upkeep.connect_bases()

@@ -1,5 +1,6 @@
 """Bases that are read through connectors, whose links are exchanged below a daemon that reads."""
 
+import functools
 import os
 import signal
 import threading
@@ -7,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import nbd
 import pytest
-from functional_tools import command_lines, end_supervisor, free_port, frozen, until
+from functional_tools import free_port, frozen, supervise, until
 
 from bootcache import exception
 from bootcache.connectors import connector, probe, supervisor
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.probe import Answer
-from bootcache.connectors.supervisor import SupervisedStarter
+from bootcache.connectors.starter import Starter
 from bootcache.connectors.ways import absent_way, nbd_way
 from bootcache.storagedaemon import StorageDaemon, TcpListener, UnixListener
 
@@ -47,23 +48,29 @@ def storage_nodes(directory, content):
 
 
 @pytest.fixture
-def connectors(directory):
-    starter = SupervisedStarter(directory, autostart=True)
-    found = Connectors(directory, starter)
-    yield found
-    end_supervisor(directory)
+def starter(directory):
+    starter = Starter(directory)
+    starter.listen()
+    yield starter
+    starter.kill_all()
 
 
 @pytest.fixture
-def reader(directory, connectors):
+def connectors(directory, starter):
+    return Connectors(directory, starter.do)
+
+
+@pytest.fixture
+def reader(directory):
     """A daemon that reads by the link, as the gateway does."""
     daemon = StorageDaemon('reader', directory, UnixListener(os.path.join(directory, 'r.sock')))
     daemon.ensure_running()
+    link = Connectors(directory, Starter(directory).do).socket(EXPORT)
 
     def open_base():
         daemon.add_nodes({'driver': 'nbd', 'node-name': 'base', 'read-only': True, 'export': EXPORT,
                           'reconnect-delay': RECONNECT_SECONDS, 'open-timeout': 3,
-                          'server': {'type': 'unix', 'path': connectors.socket(EXPORT)}})
+                          'server': {'type': 'unix', 'path': link}})
         daemon.add_export('base', 'base')
         return daemon.listener.path
 
@@ -129,7 +136,7 @@ def test_a_second_connector_of_the_same_node_takes_over(connectors, storage_node
     """As where a firewall has forgotten the first one's connection."""
     connectors.connect(EXPORT, way(storage_nodes[0]))
     path, before = reader(), connectors.name_of(EXPORT)
-    connectors.connect(EXPORT, way(storage_nodes[0]), beside=before)
+    connectors.connect(EXPORT, way(storage_nodes[0]), avoid=before)
     assert connectors.name_of(EXPORT) not in ('', before)
     assert read(path, MIB) == expected(content, MIB)
 
@@ -141,12 +148,18 @@ def test_reads_of_a_base_that_is_away_fail_and_then_go_on(
     with frozen(storage_nodes[0].pid()):
         waiting = Reading(path, 5 * MIB)
         assert answer(connectors, 1) is Answer.SILENT
-        connectors.park(EXPORT)
+        park(connectors)
         waiting.join(3 * RECONNECT_SECONDS)
         assert isinstance(waiting.found, nbd.Error)
         assert answer(connectors, 1) is Answer.SILENT
     connectors.connect(EXPORT, way(storage_nodes[0]))
     until(lambda: reads(path, content), 'reads that go on')
+
+
+def park(connectors):
+    name = connectors.name_of(EXPORT)
+    connectors.park(EXPORT)
+    connectors.disconnect(name)
 
 
 def reads(path, content):
@@ -156,10 +169,32 @@ def reads(path, content):
         return False
 
 
+def test_reads_go_on_with_the_next_owner_of_the_socket_at_which_they_wait(
+        storage_nodes, reader, content, directory):
+    owner = supervise(directory)
+    connectors = Connectors(directory, functools.partial(supervisor.ask, directory))
+    connectors.connect(EXPORT, way(storage_nodes[0]))
+    path = reader()
+    try:
+        with frozen(storage_nodes[0].pid()):
+            waiting = Reading(path, 5 * MIB)
+            connectors.park(EXPORT)
+            owner.kill()
+            owner.wait()
+            waiting.join(3 * RECONNECT_SECONDS)
+            assert isinstance(waiting.found, nbd.Error)
+        owner = supervise(directory)
+        connectors.connect(EXPORT, way(storage_nodes[0]))
+        until(lambda: reads(path, content), 'reads that go on')
+    finally:
+        owner.terminate()
+        owner.wait(60)
+
+
 def test_a_base_that_is_away_can_be_opened(connectors, storage_nodes, reader, content):
     connectors.connect(EXPORT, absent_way(EXPORT, 16 * MIB))
     path = reader()
-    connectors.park(EXPORT)
+    connectors.park_absent(EXPORT)
     waiting = Reading(path, 0)
     waiting.join(3 * RECONNECT_SECONDS)
     assert isinstance(waiting.found, nbd.Error)
@@ -167,12 +202,11 @@ def test_a_base_that_is_away_can_be_opened(connectors, storage_nodes, reader, co
     until(lambda: reads(path, content), 'reads that go on')
 
 
-def test_all_may_be_killed(connectors, storage_nodes, reader, content, directory):
+def test_one_that_was_killed_is_started_again(connectors, storage_nodes, reader, content,
+                                              directory):
     connectors.connect(EXPORT, way(storage_nodes[0]))
     path = reader()
     name = connectors.name_of(EXPORT)
-    end_supervisor(directory, signal.SIGKILL)
-    assert read(path) == expected(content)
     daemon = connector.daemon(os.path.join(directory, 'connectors'), name, False)
     os.kill(daemon.pid(), signal.SIGKILL)
     until(lambda: not daemon.runs, 'its end')
@@ -202,18 +236,6 @@ def test_a_way_that_cannot_be_opened_leaves_the_one_before(connectors, storage_n
     assert connectors.name_of(EXPORT) == before and answer(connectors) is Answer.READ
 
 
-def test_who_looks_whether_the_supervisor_is_there_makes_no_line(connectors, directory):
-    starter = SupervisedStarter(directory, autostart=True)
-    starter.start('0123456789abcdef-0')
-    starter.kill('0123456789abcdef-0')
-    with pytest.raises(exception.StorageDaemonError, match="'x' is no connector's name"):
-        starter.start('x')
-    with open(os.path.join(directory, 'bootcache-connectors.log')) as stream:
-        told = stream.read()
-    assert "start x: 'x' is no connector's name" in told
-    assert "'' is no connector's name" not in told
-
-
 def test_many_bases_are_connected_by_many_threads_at_once(connectors, storage_nodes):
     """As when many servers start: a connector's monitor takes one client at a time."""
     node, *_others = storage_nodes
@@ -226,12 +248,3 @@ def test_many_bases_are_connected_by_many_threads_at_once(connectors, storage_no
     assert len({connectors.name_of(export) for export in exports}) == 1
     answers = probe.read({export: connectors.socket(export) for export in exports}, 4)
     assert set(answers.values()) == {Answer.READ}
-
-
-def test_supervisors_that_are_started_at_once_leave_one(directory, connectors, storage_nodes):
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _number: SupervisedStarter(directory, autostart=True).release(),
-                      range(16)))
-    lives = [words for words in command_lines().values()
-             if supervisor.__name__ in words and words[-1] == directory]
-    assert len(lives) == 1

@@ -82,7 +82,7 @@ def from_devstack(directory, tmp_path):
 @contextlib.contextmanager
 def from_the_driver(directory, tmp_path):
     """What nova-compute starts where none answers."""
-    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), 1, None, group=QEMU)
+    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), None, group=QEMU)
     gateway.start()
     try:
         yield directory
@@ -121,7 +121,7 @@ def start_qemu(path):
 @pytest.mark.skipif(os.geteuid() != 0, reason='takes on another user')
 @pytest.mark.parametrize('what', ['socket', 'folder'])
 def test_a_socket_that_guests_are_denied_costs_one_start_until_it_is_another(what, directory):
-    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), 1, None,
+    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), None,
                       group=QEMU if what == 'folder' else None)
     gateway.start()
     socket, tries = GatewaySocket(gateway.socket_path, str(directory / 'cache')), []
@@ -148,10 +148,10 @@ def test_a_socket_that_guests_are_denied_costs_one_start_until_it_is_another(wha
 
 
 def test_a_gateway_without_the_socket_that_servers_open_is_not_ready(directory):
-    gateway = Gateway(str(directory), f'{directory}/gateway.sock', 1)
+    gateway = Gateway(str(directory), f'{directory}/gateway.sock', None)
     gateway.start()
     try:
-        other = Gateway(str(directory), f'{directory}/other.sock', 1)
+        other = Gateway(str(directory), f'{directory}/other.sock', None)
         with pytest.raises(exception.StorageDaemonError,
                            match=r'other\.sock, as \[bootcache\]gateway_socket has it; name'):
             other.start()

@@ -1,15 +1,17 @@
 """The growing store below real servers' reads, in a real gateway, on real and on full media."""
 
+import contextlib
 import os
 import subprocess
 from concurrent import futures
 
 import pytest
 from bare_gateway import bare_gateway
-from functional_tools import end_supervisor, qemu_img, until
+from functional_tools import frozen, qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
+from bootcache.connectors.starter import Starter
 from bootcache.growingstore import StoreKeeper
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.graph import Store
@@ -19,11 +21,11 @@ from nova_bootcache.gateway.sharedstore import SharedStore
 @pytest.fixture
 def gateway(node, directory):
     node.serve()
-    gateway = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
+    gateway = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock')
     gateway.start()
     yield gateway
     gateway.daemon.stop()
-    end_supervisor(f'{directory}/gw')
+    Starter(f'{directory}/gw').kill_all()
 
 
 @pytest.fixture
@@ -60,9 +62,32 @@ def test_what_was_read_once_is_read_without_the_storage_node(gateway, node, keep
     keeper.add(store)
     assert pread(gateway, 3 * MIB, MIB) == wanted[3 * MIB:4 * MIB]
     node.kill()
+    with pytest.raises(exception.StorageNodeAway):
+        store.close()
     assert pread(gateway, 3 * MIB, MIB) == wanted[3 * MIB:4 * MIB]
-    store.close()
+    node.serve()
+
+    def closes():
+        with contextlib.suppress(exception.StorageNodeAway):
+            store.close()
+            return True
+
+    until(closes, 'that the base can be read')
     assert not os.path.exists(store.path)
+
+
+def test_nothing_is_changed_while_reads_wait_for_the_base(gateway, node, directory):
+    """It would wait for them, and servers of all other images for that."""
+    store = make(gateway, node, directory)
+    with futures.ThreadPoolExecutor(1) as pool:
+        with frozen(node.exporter.common._daemon.pid()):
+            reading = pool.submit(pread, gateway, 5 * MIB, 4096)
+            for change in store.stop_growing, store.give_back, store.close:
+                with pytest.raises(exception.StorageNodeAway):
+                    change()
+            assert gateway.daemon.answers() and store.grows
+        assert reading.result(60) == content(node)[5 * MIB:5 * MIB + 4096]
+    store.close()
 
 
 def test_the_record_is_in_the_order_of_the_first_reads(gateway, node, keeper, directory):
@@ -189,7 +214,7 @@ def test_what_another_process_removes_at_the_same_time_is_no_error(gateway, node
     """As one that ends while the next one begins."""
     make(gateway, node, directory)
     wanted, reconcile = content(node), graph.reconcile
-    another = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
+    another = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock')
 
     def meanwhile(*arguments):
         steps = reconcile(*arguments)

@@ -17,7 +17,7 @@ import pytest
 from functional_tools import until
 
 from bootcache import listening
-from bootcache.connectors.supervisor import SupervisedStarter
+from bootcache.connectors import supervisor
 
 TOP = Path(__file__).resolve().parents[2]
 # No user of this machine: as nova-compute's.
@@ -69,12 +69,19 @@ def started_by_driver(name, directory):
         from unittest import mock
         from nova_bootcache.gateway.daemon import Gateway
         # Nothing is read here.
-        gateway = Gateway({directory!r}, '{directory}/gateway.sock', 5, mock.Mock(), group={QEMU!r})
+        gateway = Gateway({directory!r}, '{directory}/gateway.sock', mock.Mock(), group={QEMU!r})
         gateway.start()
         print(flush=True)
         input()
         gateway.daemon.stop()
     """)
+    with as_driver(script):
+        yield
+
+
+@contextlib.contextmanager
+def as_driver(script):
+    """A script runs as nova-compute's user, which has said something by now, until it is told."""
     driver = subprocess.Popen(
         as_user(NOVA, grp.getgrnam(QEMU).gr_gid, *READS, sys.executable, '-W', 'ignore', '-c',
                 script),
@@ -126,23 +133,41 @@ def connectors_by_unit(directory):
     assert lines['Group'] == QEMU
     _program, *arguments = shlex.split(lines['ExecStart'])
     group = grp.getgrnam(QEMU).gr_gid
-    supervisor = subprocess.Popen(
+    process = subprocess.Popen(
         ['setpriv', f'--reuid={NOVA}', f'--regid={group}', '--clear-groups', *READS, sys.executable,
-         '-W', 'ignore', '-m', 'bootcache.connectors.supervisor', *arguments],
+         '-W', 'ignore', '-c',
+         f'import sys; from {supervisor.__name__} import main; sys.exit(main())', *arguments],
         cwd=TOP, umask=int(lines['UMask'], 8))
     try:
         until(lambda: listening.is_served(f'{directory}/connectors.sock'), 'the supervisor')
-        SupervisedStarter(directory, autostart=False).start(CONNECTOR)
+        assert not reaches(f'{directory}/connectors.sock')
+        supervisor.ask(directory, 'start', CONNECTOR)
         yield
     finally:
-        supervisor.terminate()
-        supervisor.wait(60)
+        process.terminate()
+        process.wait(60)
+
+
+@contextlib.contextmanager
+def connectors_by_driver(directory):
+    """One that nova-compute's driver starts itself, as its user."""
+    script = textwrap.dedent(f"""
+        from bootcache.connectors.starter import Starter
+        starter = Starter({directory!r})
+        starter.listen()
+        starter.do('start', {CONNECTOR!r})
+        print(flush=True)
+        input()
+        starter.kill_all()
+    """)
+    with as_driver(script):
+        yield
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='becomes other users')
-def test_qemu_reaches_no_connector_and_starts_none(run_dir):
+@pytest.mark.parametrize('start', [connectors_by_unit, connectors_by_driver])
+def test_qemu_reaches_no_connector_and_starts_none(run_dir, start):
     """Only the gateway reads by them, and only nova-compute has them started and killed."""
-    with connectors_by_unit(run_dir):
-        for name in ('connectors.sock', f'connectors/{CONNECTOR}.nbd',
-                     f'connectors/{CONNECTOR}.qmp', 'connectors/parked.sock'):
-            assert not reaches(f'{run_dir}/{name}')
+    with start(run_dir):
+        for name in (f'{CONNECTOR}.nbd', f'{CONNECTOR}.qmp', 'parked.sock'):
+            assert not reaches(f'{run_dir}/connectors/{name}')

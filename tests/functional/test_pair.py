@@ -7,10 +7,11 @@ import threading
 import nbd
 import pytest
 from bare_gateway import bare_gateway
-from functional_tools import end_supervisor, qemu_img, until
+from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming, qemuimg, savefile
+from bootcache.connectors.starter import Starter
 from bootcache.manifest import CacheInfo, Made, Manifest
 from bootcache.tier import Medium, TierLimits
 from bootcache.workingset import Extent
@@ -26,10 +27,10 @@ OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 @pytest.fixture
 def gateway(storage_conf, directory):
-    gateway = bare_gateway(f'{directory}/gateway', storage_conf.bootcache.gateway_socket, 30)
+    gateway = bare_gateway(f'{directory}/gateway', storage_conf.bootcache.gateway_socket)
     yield gateway
     gateway.daemon.stop()
-    end_supervisor(f'{directory}/gateway')
+    Starter(f'{directory}/gateway').kill_all()
 
 
 @pytest.fixture

@@ -101,7 +101,6 @@ def test_a_whole_boot_by_tls(node, certified, directory):
     assert entry.file_sha256 == node.manifest.made.cache_image.sha256
     assert boot(host, f'{directory}/warm')
     compare(f'{directory}/warm', node)
-    assert host.chains.place_of(IMAGE) == ('127.0.0.1', node.conf.export_port, '')
     host.chains.reach_base(IMAGE)
     assert host.cache.entry(IMAGE).remote.tls
 

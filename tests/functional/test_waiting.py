@@ -71,8 +71,8 @@ class Host:
         return LocalServer(server_id, IMAGE, True, 9.0, self.guest.directory, 'vda', 'active',
                            self.runs)
 
-    def place_of(self, image_id):
-        return None
+    def is_read(self, image_id):
+        return not self.away
 
     def reach_base(self, image_id):
         self.tries += 1

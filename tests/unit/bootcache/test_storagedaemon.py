@@ -157,3 +157,40 @@ def test_nobody_who_listens_is_told_once_and_in_words(tmp_path, caplog, is_left)
         raise AssertionError('there is a session')
     assert str(caught.value) == f'gateway: no answer on {path}: nobody listens there'
     assert caplog.records == []
+
+
+class Answers:
+    """Stands for the library's client of a daemon that does all that it is told."""
+
+    def __init__(self, name):
+        self.logger = logging.getLogger(name)
+
+    async def connect(self, path):
+        pass
+
+    async def execute(self, command, arguments):
+        Answers.told.append(command)
+
+    async def disconnect(self):
+        pass
+
+
+def test_a_change_that_is_not_to_be_made_is_not_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor, 'QMPClient', Answers)
+    Answers.told = []
+    asked = monitor.Monitor('x', str(tmp_path / 'x.qmp'), 5, 5)
+
+    def refuse():
+        raise exception.StorageDaemonBusy('x: reads wait')
+
+    changes = ['blockdev-add', 'blockdev-del', 'blockdev-reopen', 'block-export-add',
+               'block-export-del']
+    with asked.session() as session:
+        for command in changes:
+            session.execute(command)
+        asked.before_change = refuse
+        for command in changes:
+            with pytest.raises(exception.StorageDaemonBusy, match='reads wait'):
+                session.execute(command)
+        session.execute('query-block-exports')
+    assert Answers.told == [*changes, 'query-block-exports']

@@ -3,12 +3,10 @@
 functional/test_ceph_away.py has a real Ceph.
 """
 
-from types import SimpleNamespace
-
 import pytest
 from fakes_clock import Clock
 
-from bootcache import exception, qemuimg
+from bootcache import exception
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdOrigin
 from bootcache.connectors import probe
@@ -18,6 +16,7 @@ from glance_bootcache.ceph import opening
 from glance_bootcache.ceph.opening import OpenClones
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+ORIGIN_NAME = f'rbd-{0:016x}'
 ORIGIN = RbdOrigin('f', 'images', IMAGE, 'snap', '1a', '4')
 
 
@@ -56,9 +55,9 @@ def ceph(clock):
 @pytest.fixture
 def clones(storage_conf, monkeypatch, ceph):
     # Stands for the connector: all are open in it that were opened by an earlier process.
-    monkeypatch.setattr(Connectors, 'is_running', lambda self, export: True)
+    monkeypatch.setattr(Connectors, 'name_of', lambda self, export: f'{ORIGIN_NAME}-0')
     monkeypatch.setattr(Connectors, 'keep', lambda self, exports: None)
-    monkeypatch.setattr(probe, 'read', lambda sockets, seconds, only_greets=False: dict.fromkeys(
+    monkeypatch.setattr(probe, 'read', lambda sockets, seconds, places=None: dict.fromkeys(
         sockets, probe.Answer.READ))
     clones = OpenClones(storage_conf)
     clones._rbd = ceph
@@ -95,59 +94,24 @@ def test_a_round_takes_so_long_at_most(clones, ceph):
     assert all(map(clones.told, served))
 
 
-@pytest.fixture
-def opened(clones, monkeypatch):
-    """What is had read by another connector, in that order; what is in ``fails`` cannot be."""
-    opened = SimpleNamespace(names=[], fails=set(), answer=probe.Answer.SILENT)
-
-    def read(sockets, seconds, only_greets=False):
-        return dict.fromkeys(sockets, probe.Answer.READ if only_greets else opened.answer)
-
-    def connect(self, export, way, beside=''):
-        opened.names.append(export)
-        if export in opened.fails:
-            raise exception.StorageDaemonError('no')
-
-    monkeypatch.setattr(probe, 'read', read)
-    monkeypatch.setattr(qemuimg, 'check_opens', lambda node: None)
-    monkeypatch.setattr(Connectors, 'connect', connect)
-    return opened
-
-
 def name_of(manifest):
     return places.clone_of(manifest.made.base_path).name
 
 
-def test_one_that_is_slow_is_not_read_by_yet_another_connector_at_once(clones, opened, clock):
-    for _round in range(5):
-        clones.keep([manifest(1)])
-        clock.now += 10
-    assert opened.names == [name_of(manifest(1))]
-    clock.now += 10
-    clones.keep([manifest(1)])
-    assert len(opened.names) == 2
-
-
-def test_those_that_could_not_be_opened_come_last(clones, opened):
-    opened.answer, opened.fails = probe.Answer.FAILED, {name_of(manifest(2))}
-    served = [manifest(number) for number in range(5)]
-    for _round in range(2):
-        with pytest.raises(exception.StorageDaemonError):
-            clones.keep(served)
-    assert opened.names[5:][-1] == name_of(manifest(2)) and len(opened.names) == 10
-
-
-def test_while_ceph_is_silent_one_at_a_time_asks(clones, opened, monkeypatch, clock):
+def test_while_ceph_is_silent_nobody_who_has_one_be_served_waits_for_long(clones, monkeypatch):
     asked = []
 
-    def check(node):
-        asked.append(node)
-        raise exception.Interrupted('no answer')
+    def connect(self, export, way, avoid=''):
+        asked.append(export)
+        raise exception.StorageDaemonBusy('no answer')
 
-    monkeypatch.setattr(qemuimg, 'check_opens', check)
-    with pytest.raises(exception.StorageDaemonError, match='did not answer just now'):
-        clones.keep([manifest(number) for number in range(5)])
-    assert len(asked) == 1 and opened.names == []
+    monkeypatch.setattr(Connectors, 'connect', connect)
+    monkeypatch.setattr(probe, 'read', lambda sockets, seconds, places=None: dict.fromkeys(
+        sockets, probe.Answer.SILENT))
+    for number in range(5):
+        with pytest.raises(exception.StorageDaemonError, match='cannot be opened'):
+            clones.base(manifest(number))
+    assert asked == [name_of(manifest(0))]
 
 
 def test_what_an_exporter_serves_that_has_not_told_is_not_ended(clones, monkeypatch):

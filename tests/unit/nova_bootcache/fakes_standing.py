@@ -94,14 +94,13 @@ class House:
     def __init__(self, clock):
         self.clock = clock
         self.domains, self.known, self.away, self.reached = {}, {}, {}, []
-        self.places, self.asked = {}, 0
-        # Images whose bases the watch over bases has found a way to.
-        self.found = set()
+        self.asked = 0
         # To libvirt, beside Nova's.
         self.connections = []
         # What was told to who watches boots.
         self.told = []
         self.standing = StandingServers(self, self, lambda path: path == CACHE, self, clock)
+        self.standing._woken = Woken(clock)
 
     def stand_still(self, server_ids):
         self.told.append((self.clock.now, sorted(server_ids)))
@@ -134,21 +133,33 @@ class House:
             raise error
 
     def is_read(self, image_id):
-        return image_id in self.found
-
-    def place_of(self, image_id):
-        return self.places.get(image_id, (image_id, 1))
+        return image_id not in self.away
 
     def pass_time(self, seconds):
         """Look whenever there is something to do."""
         end = self.clock.now + seconds
-        while True:
+        while self.clock.now < end:
             self.standing.look()
-            pause = self.standing._seconds()
-            if self.clock.now + pause > end:
-                self.clock.now = end
-                return
-            self.clock.now += pause
+            self.standing._wait()
+            # Nothing is to do at the end, or it is done the next time.
+            self.clock.now = min(self.clock.now, end)
+        self.standing.look()
+
+
+class Woken:
+    """Stands for the event that wakes who looks: time passes."""
+
+    def __init__(self, clock):
+        self._clock = clock
+
+    def wait(self, seconds):
+        self._clock.now += seconds
+        return False
+
+    def set(self):
+        pass
+
+    clear = set
 
 
 def is_taken(lock):

@@ -47,7 +47,7 @@ class Gateway:
     socket_path = '/run/bootcache/gateway.sock'
 
     def __init__(self, faults):
-        self.faults, self.served = faults, set()
+        self.faults, self.exported = faults, set()
 
     def start(self):
         self.faults.check('start')
@@ -56,7 +56,11 @@ class Gateway:
     def present(self, image_ids):
         self.faults.check('present')
         return {image_id: Present(is_exported=True, content=f'base-{image_id}')
-                for image_id in image_ids if image_id in self.served}
+                for image_id in image_ids if image_id in self.exported}
+
+    def served(self):
+        self.faults.check('present')
+        return set(self.exported)
 
 
 class Cache:
@@ -115,18 +119,14 @@ class Needs:
 class Chains:
     """Stands for who serves a base through the gateway, where its storage node answers."""
 
-    def __init__(self, faults, gateway, cache, connections):
-        self.faults, self.gateway, self.cache = faults, gateway, cache
-        self.connections, self.tries, self.nodes_away = connections, [], set()
+    def __init__(self, faults, gateway):
+        self.faults, self.gateway, self.tries = faults, gateway, []
 
-    def reach_base(self, image_id):
-        remote = self.cache.held[image_id].remote
+    def keep_chain(self, image_id, guest_waits):
+        assert guest_waits
         self.tries.append(image_id)
         self.faults.check('ensure_base')
-        if remote.host in self.nodes_away:
-            raise exception.StorageNodeAway(f'{remote.host} is away')
-        self.gateway.served.add(image_id)
-        self.connections.parked.discard(remote.export)
+        self.gateway.exported.add(image_id)
 
 
 class Storage:
@@ -230,17 +230,13 @@ class Expansions:
 class Connections:
     """Stands for who looks after what bases are read by, as ``Reports`` does.
 
-    :ivar parked: exports of bases that cannot be read.
     :ivar wanted: where bases are that are to be read, by their exports.
 
     :param done: the same list.
     """
 
     def __init__(self, faults, done):
-        self.faults, self.done, self.parked, self.wanted = faults, done, set(), {}
-
-    def is_read(self, export):
-        return export not in self.parked
+        self.faults, self.done, self.wanted = faults, done, {}
 
     def reconcile(self, remotes):
         self.faults.check('access')
@@ -283,7 +279,7 @@ class Host:
         self.faults, self.done = Faults(), []
         self.gateway, self.cache, self.needs = Gateway(self.faults), Cache(directory), Needs()
         self.connections = Connections(self.faults, self.done)
-        self.chains = Chains(self.faults, self.gateway, self.cache, self.connections)
+        self.chains = Chains(self.faults, self.gateway)
         self.storage = Storage()
         self.room, self.fetches = Room(self.cache), Fetches(self.faults, self.cache)
         self.serving, self.boots = Serving(), Boots(Reports(self.faults, self.done))

@@ -90,11 +90,11 @@ def watched(monkeypatch):
     monkeypatch.setattr(bootwatch, 'time', clock)
 
     def watch(script=(), marker='boot finished', limits=LIMITS, report=None, console=None,
-              judge=None, check=lambda: None):
+              judge=None):
         boot = Boot(clock, dict(script))
         reports, over = [], []
         looks = Looks(clock, boot)
-        found = BootWatch('server-1', boot, boot.mark(), check, (judge or ServerJudge)(limits),
+        found = BootWatch('server-1', boot, boot.mark(), (judge or ServerJudge)(limits),
                           marker, console or (lambda: boot.text), boot.told.append,
                           report or (lambda *arguments: reports.append(arguments)), over.append)
         found._shutdown = looks
@@ -198,7 +198,7 @@ def test_a_profile_boot_that_stands_still_is_not_over_either(watched):
 
 
 def test_who_watches_boots_is_told_who_stands_still(monkeypatch):
-    boots = WatchedBoots(None, None, None, None, None)
+    boots = WatchedBoots(None, None, None, None)
     told = {}
     for server in 'ab':
         boots._watches[server] = types.SimpleNamespace(
@@ -261,16 +261,6 @@ def lost(boot, caplog):
     return lines[0]
 
 
-def test_a_base_that_cannot_be_read_is_not_waited_for(watched, caplog):
-    def away():
-        raise exception.StorageNodeAway('base-x cannot be read now')
-
-    boot = watched(reading(1), check=away)
-    assert boot.marks == [], 'reading the record waits for the base'
-    line = lost(boot, caplog)
-    assert 'cannot be read now' in line.getMessage() and line.levelname == 'WARNING'
-
-
 def test_a_store_that_cannot_be_read_is_logged(watched, monkeypatch, caplog):
     def broken(boot, begin, end):
         raise exception.StorageDaemonError('gateway: refused')
@@ -301,9 +291,9 @@ def test_a_console_that_cannot_be_read_is_logged(watched, caplog):
 def test_it_runs_in_a_thread_of_its_own_until_it_is_told_to_end():
     reports, over = [], threading.Event()
     boot = Boot(bootwatch.time, {})
-    watch = BootWatch('server-1', boot, boot.mark(), lambda: None, ServerJudge(LIMITS),
-                      'never', lambda: '', boot.told.append,
-                      lambda *arguments: reports.append(arguments), lambda watch: over.set())
+    watch = BootWatch('server-1', boot, boot.mark(), ServerJudge(LIMITS), 'never', lambda: '',
+                      boot.told.append, lambda *arguments: reports.append(arguments),
+                      lambda watch: over.set())
     watch.start()
     watch.end()
     watch.join(60)
@@ -342,14 +332,6 @@ def test_a_boot_that_never_becomes_quiet_counts_up_to_its_marker(watched):
     (5.0, 30, True), (4.9, 30, False), (3.0, 3, True), (2.9, 3, False), (0.0, 0, True)])
 def test_quiet_is_five_seconds_or_the_linger(idle, linger, quiet):
     assert ending.was_quiet(BootProgress(100, 1, idle, 30), BootLimits(1, linger, 60, 900)) is quiet
-
-
-def test_what_is_read_after_the_end_does_not_count(watched):
-    """The record is read a while later: the base is looked at first."""
-    boots = []
-    boot = watched({**reading(1), 2: boots.append}, check=lambda: boots[0].read(1 << 20))
-    assert ended_by(boot) == ('silence', 1.0)
-    assert counted(boot) == 65536
 
 
 def test_what_is_discarded_is_not_reported(watched, caplog):

@@ -4,6 +4,7 @@ Connectors, the reads of the watch and Ceph are stand-ins; functional/test_conne
 connectors.
 """
 
+import concurrent.futures
 import dataclasses
 import threading
 import types
@@ -11,13 +12,12 @@ import types
 import pytest
 from fakes_clock import Clock
 
-from bootcache import exception
+from bootcache import exception, qemuimg
 from bootcache.ceph.places import RbdOrigin
-from bootcache.connectors import probe
+from bootcache.connectors import probe, watch
 from bootcache.connectors.connector import ABSENT
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.ways import absent_way, rbd_origin, rbd_way
-from nova_bootcache.gateway import connections
 from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.storagenode import PLAIN, Encryption, Remote
 
@@ -49,13 +49,14 @@ class Connectors:
     :ivar lost: exports of which a storage node gives errors.
     :ivar loops: exports of which Ceph gives errors without end.
     :ivar tried: places at which something was tried, each time.
+    :ivar ended: names of connectors whose connections were ended that no link leads to.
     :ivar kept: exports of which there are links at most.
     """
 
     def __init__(self):
         self.links, self.places, self.running = {}, {}, set()
         self.away, self.silent, self.lost, self.loops = set(), set(), set(), set()
-        self.tried, self.kept = [], None
+        self.tried, self.kept, self.ended = [], None, []
         self.links_made_at = 1000.0
 
     def since(self, _export):
@@ -74,19 +75,29 @@ class Connectors:
     def is_by(self, name, way):
         return name.startswith(f'{way.origin}-') and self.runs(name)
 
-    def connect(self, export, way, beside='', only_tries=False):
+    def has_link(self, export):
+        return export in self.links
+
+    def touch(self, export):
+        pass
+
+    def connect(self, export, way, avoid=''):
         where = place(way.node)
         self.tried.append(where)
-        name = next(name for name in (f'{way.origin}-0', f'{way.origin}-1') if name != beside)
-        if where in self.away or export in self.lost:
-            raise exception.StorageDaemonError(f'{way.text}: a read of 4 KiB: nothing')
+        name = next(name for name in (f'{way.origin}-0', f'{way.origin}-1') if name != avoid)
+        if where in self.away:
+            raise exception.StorageDaemonBusy(f'{way.text}: nothing')
+        if export in self.lost:
+            raise exception.BaseUnreadable(f'{way.text}: an error')
         self.running.add(name)
         self.places[name] = where
-        if not only_tries:
-            self.links[export] = name
+        self.links[export] = name
 
     def park(self, export):
         self.links[export] = ''
+
+    def disconnect(self, name):
+        self.ended.append(name)
 
     def park_absent(self, export):
         if self.links.get(export, '').startswith(ABSENT):
@@ -96,7 +107,7 @@ class Connectors:
         self.kept = set(exports)
         self.links = {export: name for export, name in self.links.items() if export in self.kept}
 
-    def looping(self, _origin):
+    def looping(self):
         return set(self.loops)
 
     # What the tests ask, and do.
@@ -108,7 +119,7 @@ class Connectors:
     def kill(self, export):
         self.running.discard(self.name_of(export))
 
-    def read(self, sockets, _seconds):
+    def read(self, sockets, _seconds, _places=None):
         return {export: self._answer(export) for export in sockets}
 
     def _answer(self, export):
@@ -151,18 +162,25 @@ class House:
     def __init__(self, encryption=PLAIN):
         self.connectors, self.clones, self.clock = Connectors(), Clones(), Clock()
         self.of = BaseConnections(self.connectors, encryption, self.clones, self.clock)
-        self.bases = {}
+        self.watch = self.of._watch
 
     def reads(self, *bases):
         """Have bases be read, and be watched from now on."""
         for base in bases:
             self.of.connect(base)
-            self.bases[base.export] = base
+
+    def renew(self, base):
+        """Have a base be read by its best way."""
+        self.of.reconcile({base.export: base})
 
     def look(self):
         """Have the watch look once, and do what it begins."""
-        self.of.look(self.bases)
-        self.of.stop()
+        self.watch._tried.clear()
+        self.watch.look()
+        self.wait()
+
+    def wait(self):
+        concurrent.futures.wait(self.watch._tried.values())
 
     def place(self, base=BASE):
         return self.connectors.place_of(base.export)
@@ -181,7 +199,7 @@ def house(monkeypatch):
 
 def of_host(monkeypatch, encryption=PLAIN):
     found = House(encryption)
-    monkeypatch.setattr(connections, 'probe', types.SimpleNamespace(
+    monkeypatch.setattr(watch, 'probe', types.SimpleNamespace(
         read=found.connectors.read, Answer=probe.Answer))
     return found
 
@@ -210,7 +228,7 @@ def test_a_base_is_read_in_ceph_where_it_may_be_else_from_the_storage_node(
         happens(house)
     house.of.connect(base)
     assert house.place() == where and house.of.is_read(base.export)
-    assert house.of.is_in_ceph(house.name()) is (where == CEPH)
+    assert house.of.is_in_ceph(base.export) is (where == CEPH)
 
 
 @pytest.mark.parametrize('base', [BASE, IN_CEPH])
@@ -218,7 +236,7 @@ def test_one_that_is_read_by_that_way_is_left_alone(house, base):
     house.of.connect(base)
     name = house.name()
     house.connectors.away = {NODE, CEPH}
-    house.of.renew(base)
+    house.renew(base)
     assert house.name() == name and len(house.connectors.tried) == 1
     house.connectors.away = set()
     house.of.connect(base)
@@ -239,7 +257,7 @@ def test_a_storage_node_with_which_this_host_does_not_speak_is_named_with_the_cu
 
 def test_a_base_at_another_address_is_read_there(house):
     house.of.connect(BASE)
-    house.of.renew(remote(host=MOVED))
+    house.renew(remote(host=MOVED))
     assert house.place() == MOVED
 
 
@@ -250,15 +268,15 @@ def test_certificates_that_were_renewed_are_used(monkeypatch, tmp_path):
     base = remote(tls=True)
     house.of.connect(base)
     before = house.name()
-    house.of.renew(base)
+    house.renew(base)
     assert house.name() == before
     (tmp_path / 'client-cert.pem').write_text('renewed')
-    house.of.renew(base)
+    house.renew(base)
     assert house.name() != before and house.place() == NODE
     # Half written, for instance.
     (tmp_path / 'client-key.pem').unlink()
     before = house.name()
-    house.of.renew(base)
+    house.renew(base)
     assert house.name() == before
 
 
@@ -266,13 +284,13 @@ def test_a_way_that_fails_leaves_what_is_there(house, caplog):
     house.of.connect(BASE)
     before = house.name()
     house.connectors.away = {MOVED}
-    house.of.renew(remote(host=MOVED))
-    assert house.name() == before and 'goes on to be read as it is' in caplog.text
+    house.renew(remote(host=MOVED))
+    assert house.name() == before and 'is not read by its best way' in caplog.text
 
 
 def test_a_base_whose_size_is_all_that_is_known_is_read_by_no_way_after_that(house):
     with pytest.raises(exception.StorageDaemonError):
-        with house.of.absent(BASE.export, 1 << 30, lambda: False):
+        with house.of.absent(BASE, 1 << 30, lambda: False):
             assert house.linked().startswith(absent_way(BASE.export, 1 << 30).origin)
             assert not house.of.is_read(BASE.export)
             raise exception.StorageDaemonError('the gateway does not answer')
@@ -280,15 +298,15 @@ def test_a_base_whose_size_is_all_that_is_known_is_read_by_no_way_after_that(hou
     # As after a crash before it was parked.
     house.connectors.connect(BASE.export, absent_way(BASE.export, 1 << 30))
     assert not house.of.is_read(BASE.export)
-    with house.of.absent(BASE.export, 1 << 30, lambda: False) as opened:
+    with house.of.absent(BASE, 1 << 30, lambda: False) as opened:
         opened()
         assert house.linked() == ''
     # Somebody else was first, and its readers wait.
-    with house.of.absent(BASE.export, 1 << 30, lambda: True) as opened:
+    with house.of.absent(BASE, 1 << 30, lambda: True) as opened:
         assert house.linked() == ''
         opened()
     house.of.connect(BASE)
-    with house.of.absent(BASE.export, 1 << 30, lambda: False) as opened:
+    with house.of.absent(BASE, 1 << 30, lambda: False) as opened:
         opened()
     assert house.place() == NODE
 
@@ -370,18 +388,34 @@ def test_one_that_is_slow_is_moved_no_sooner_again_than_after_a_minute(house):
     house.clock.now += 59
     house.look()
     assert house.name() == second
+    house.connectors.silent = set()
+    house.look()
+    house.connectors.silent = {second}
     house.clock.now += 1
     house.look()
     assert house.name() == first
 
 
-def test_it_waits_at_once_where_nothing_answers_any_more(house):
+def test_one_that_was_moved_is_moved_again_if_it_is_silent_twice(house):
+    """Its new connection is stuck as well."""
+    house.reads(BASE)
+    first = house.name()
+    house.connectors.silent.add(first)
+    house.look()
+    house.connectors.silent = {house.name()}
+    house.look()
+    house.look()
+    assert house.name() == first
+
+
+def test_it_waits_where_nothing_answers_any_more(house):
     house.reads(BASE)
     house.connectors.silent.add(house.name())
     house.look()
     house.connectors.away = {NODE}
     house.look()
-    assert not house.of.is_read(BASE.export)
+    house.look()
+    assert house.linked() == '' and house.connectors.ended
 
 
 def test_what_failed_for_one_is_not_tried_for_others_of_a_connector(house):
@@ -394,18 +428,22 @@ def test_what_failed_for_one_is_not_tried_for_others_of_a_connector(house):
     assert not house.of.is_read(BASE.export) and not house.of.is_read(remote(OTHER).export)
 
 
-def test_one_of_which_ceph_gives_errors_is_read_from_the_storage_node_for_ten_minutes(
+def test_one_of_which_ceph_gives_errors_is_read_from_the_storage_node_for_minutes(
         house, caplog):
     house.reads(IN_CEPH)
     house.connectors.loops = {BASE.export}
+    before = house.name()
     house.look()
-    assert house.place() == NODE and 'cannot be read in Ceph' in caplog.text
+    # Ceph may have shut out that client alone.
+    assert house.place() == CEPH and house.name() != before
+    house.look()
+    assert house.place() == NODE and 'cannot be read by connector' in caplog.text
     house.connectors.loops = set()
-    house.clock.now += 599
-    house.of.connect(IN_CEPH)
+    house.clock.now += 299
+    house.renew(IN_CEPH)
     assert house.place() == NODE
     house.clock.now += 1
-    house.of.connect(IN_CEPH)
+    house.renew(IN_CEPH)
     assert house.place() == CEPH
 
 
@@ -425,14 +463,16 @@ def test_it_goes_on_until_it_is_stopped_also_after_a_fault(house, monkeypatch, c
                 assert go_on.wait(60)
             return stopped.is_set()
 
+        is_set = stopped.is_set
+
         def set(self):
             stopped.set()
 
     house.reads(BASE)
-    monkeypatch.setattr(house.of, '_stopped', Looks())
+    monkeypatch.setattr(house.watch, '_stopped', Looks())
     faults = iter([ValueError('a fault of ours')])
 
-    def looping(_origin):
+    def looping():
         for fault in faults:
             raise fault
         return set()
@@ -440,8 +480,9 @@ def test_it_goes_on_until_it_is_stopped_also_after_a_fault(house, monkeypatch, c
     monkeypatch.setattr(house.connectors, 'looping', looping)
     house.connectors.silent.add(house.name())
     before = house.name()
-    house.of.start()
+    house.of.start([])
     assert looked.wait(60)
+    house.wait()
     go_on.set()
     house.of.stop()
     assert 'unexpected error' in caplog.text and house.name() not in ('', before)
@@ -455,12 +496,12 @@ def test_one_that_somebody_has_found_since_it_was_looked_at_stays_there(house, b
         house.connectors.park(BASE.export)
     else:
         house.connectors.silent.add(house.name())
-    with house.of._alone(BASE.export):
-        house.of.look(house.bases)
+    with house.watch.alone(BASE.export):
+        house.watch.look()
         moved = remote(host=MOVED)
         house.of.connect(moved)
         found = house.name()
-    house.of.stop()
+        house.wait()
     assert house.name() == found and house.place() == MOVED
 
 
@@ -480,7 +521,7 @@ def test_who_cannot_read_holds_nothing(house):
     house.connectors.away = {NODE}
     with pytest.raises(exception.StorageNodeAway):
         house.of.hold('arrival', BASE)
-    assert house.of._all() == {}
+    assert status(house) == [] and not house.of._held
 
 
 def test_a_base_that_is_copied_is_read_in_ceph_where_that_goes(house):
@@ -552,13 +593,12 @@ def test_a_better_way_that_fails_is_tried_ever_less_often(house):
 
 # What keeps one base from being read keeps no other.
 
-def test_one_whose_way_is_being_changed_keeps_no_other_waiting(house, monkeypatch):
-    monkeypatch.setattr(connections, '_BUSY_SECONDS', 0)
+def test_one_whose_way_is_being_changed_keeps_no_other_waiting(house):
     other = remote(OTHER)
     house.reads(BASE, other)
     before = house.name(other)
     house.connectors.silent.add(before)
-    with house.of._alone(BASE.export):
+    with house.watch.alone(BASE.export):
         house.look()
     assert house.name() == before and house.name(other) not in ('', before)
 
@@ -611,11 +651,45 @@ def test_how_a_base_is_read_is_told(house, monkeypatch):
     assert status(house) == [(*told, None)]
 
 
+def is_changed(house):
+    """Tell whether the gateway may be changed."""
+    try:
+        house.of.check_changes(25)
+    except exception.StorageDaemonBusy:
+        return False
+    return True
+
+
+@pytest.mark.parametrize('version', [7, 10])
+def test_where_changes_wait_for_reads_none_is_made_while_one_waits(house, monkeypatch, version):
+    monkeypatch.setattr(qemuimg, 'major_version', lambda: version)
+    never_waits = version < 10
+    house.reads(BASE)
+    assert is_changed(house)
+    now = 2000.0
+    monkeypatch.setattr('time.time', lambda: now)
+    house.look()
+    assert is_changed(house)
+    house.connectors.silent.add(house.name())
+    with house.watch.alone(BASE.export):
+        house.look()
+    assert is_changed(house) is never_waits
+    # They are sent on.
+    house.look()
+    assert is_changed(house)
+    house.connectors.away.add(NODE)
+    house.look()
+    now += 24
+    house.look()
+    assert not house.of.is_read(BASE.export) and is_changed(house) is never_waits
+    now += 1
+    assert is_changed(house), 'those of a base that nobody can read have failed'
+
+
 def test_a_base_in_ceph_is_told_by_its_clone_also_of_an_earlier_process(house):
     house.reads(IN_CEPH)
     told = (IMAGE, ORIGIN.clone(IMAGE, 'p', 'n').path, house.name(), 1000.0, None)
     assert status(house) == [told]
-    house.of._ways.clear()
     house.of.reconcile({IN_CEPH.export: IN_CEPH})
     assert status(house) == [told]
 
@@ -623,6 +697,5 @@ def test_a_base_in_ceph_is_told_by_its_clone_also_of_an_earlier_process(house):
 def test_of_a_base_that_nobody_reads_nothing_is_kept(house):
     house.reads(BASE)
     house.of.reconcile({})
-    house.bases.clear()
     house.look()
-    assert status(house) == [] and not house.of._ways and not house.of._answered_at
+    assert status(house) == [] and not house.watch._answered_at

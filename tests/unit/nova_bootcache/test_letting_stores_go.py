@@ -24,7 +24,7 @@ class Store:
 
     def __init__(self, image_id, path):
         self.name, self.path, self.grows, self.closed = image_id, path, True, False
-        self.limit, self.spoilt = 3 * MIB, False
+        self.limit, self.spoilt, self.is_away = 3 * MIB, False, False
 
     def look(self, now):
         return self.grows
@@ -36,6 +36,8 @@ class Store:
         self.grows = False
 
     def close(self):
+        if self.is_away:
+            raise exception.StorageNodeAway('away')
         self.closed = True
         os.unlink(self.path)
 
@@ -96,11 +98,7 @@ def test_a_store_that_stopped_growing_may_be_evicted(host, store):
 @pytest.mark.parametrize('away', [False, True])
 def test_a_store_goes_with_the_whole_cache_image_unless_the_storage_node_is_away(
         host, store, monkeypatch, away):
-    def check(export):
-        if away:
-            raise exception.StorageNodeAway('away')
-
-    monkeypatch.setattr(host.connections, 'check', check)
+    store.is_away = away
     place(host)
     path = f'{host.cache.path(IMAGE)}.json'
     entry = CacheEntry.load(path)
@@ -169,30 +167,15 @@ def test_a_disk_that_is_made_larger_is_still_to_be_opened(host, tmp_path, monkey
 
 @pytest.mark.parametrize('is_away', [True, False])
 def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, monkeypatch, is_away):
-    """What it has is all that servers can read then; and nobody's chain waits for the answer."""
+    """What it has is all that servers can read then."""
     place(host)
     (tmp_path / 'store').touch()
     store = Store(IMAGE, str(tmp_path / 'store'))
-    store.spoilt = True
+    store.spoilt, store.is_away = True, is_away
     host.below.stores.add(store)
-    free = []
-
-    def take():
-        with host.needs.deciding.of(IMAGE):
-            free.append(True)
-
-    def check(export):
-        other = threading.Thread(target=take, daemon=True)
-        other.start()
-        other.join(60)
-        if is_away:
-            raise exception.StorageNodeAway('away')
-
-    monkeypatch.setattr(host.connections, 'check', check)
     monkeypatch.setattr(host.room, 'room_for_store', lambda image_id, size: None)
     with contextlib.ExitStack() as until_watched:
         found = host.chains._stores.get(IMAGE, MIB, True, until_watched)
-    assert free == [True], 'no lock is held over it'
     assert (found is store, store.closed) == ((True, False) if is_away else (False, True))
 
 
@@ -240,18 +223,6 @@ def test_a_store_stays_between_its_making_and_its_watch(host, tmp_path, monkeypa
     assert not store.closed and host.below.stores.get(IMAGE) is store
     # Nobody watches here: it goes at once, also while its server's disk is still to be opened.
     assert host.needs.is_in_making(IMAGE) and not host.needs.is_booting(IMAGE)
-    host.drop_useless_stores()
-    assert store.closed
-
-
-def test_a_store_that_somebody_came_for_while_it_was_looked_at_stays(host, monkeypatch, boots):
-    store = host.below.open_store(IMAGE, MIB, Medium.DISK, MIB)
-    monkeypatch.setattr(host.connections, 'check',
-                        lambda export: host.needs.begin_boot(IMAGE))
-    host.drop_useless_stores()
-    assert not store.closed
-    host.needs.end_boot(IMAGE)
-    monkeypatch.setattr(host.connections, 'check', lambda export: None)
     host.drop_useless_stores()
     assert store.closed
 

@@ -66,7 +66,7 @@ def test_an_arrival_is_over_and_cleared_up(tmp_path, caplog):
 def test_a_boot_that_is_not_watched_needs_nothing():
     """Else the growing store of its image could never go."""
     needs = HostNeeds()
-    boots = WatchedBoots(None, needs, lambda: None, lambda export: None, lambda: None)
+    boots = WatchedBoots(None, needs, lambda: None, lambda: None)
     store = types.SimpleNamespace(name=IMAGE, mark=lambda: None)
     with pytest.raises(RuntimeError):
         boots.watch('server', 'host-1', store, REMOTE, OFFERED, str)

@@ -36,16 +36,16 @@ class OtherLibvirt:
 def test_errors_of_the_libvirt_that_nova_uses_are_understood(monkeypatch, code, found):
     monkeypatch.setattr(libvirt_host, 'libvirt', OtherLibvirt)
 
-    def look_up(_server_id):
+    def look_up(_server_id, _urgent):
         raise OtherLibvirt.libvirtError(code)
 
-    servers = NovaServers(types.SimpleNamespace(
-        get_connection=lambda: types.SimpleNamespace(lookupByUUIDString=look_up)))
+    servers = NovaServers(None)
+    servers._calls = types.SimpleNamespace(find=look_up)
     if found is None:
-        assert servers.domain(SERVER) is None
+        assert servers.bounded_domain(SERVER) is None
     else:
         with pytest.raises(found):
-            servers.domain(SERVER)
+            servers.bounded_domain(SERVER)
 
 
 def test_a_server_whose_metadata_cannot_be_had_gets_its_disk_all_the_same(monkeypatch, tmp_path):

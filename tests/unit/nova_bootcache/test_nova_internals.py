@@ -14,7 +14,7 @@ import pytest
 from nova import filters as nova_filters
 from nova import objects, utils
 from nova import weights as nova_weights
-from nova.compute import api, manager, resource_tracker, task_states, vm_states
+from nova.compute import manager, power_state, resource_tracker, task_states, vm_states
 from nova.image import glance
 from nova.privsep import path
 from nova.scheduler import host_manager
@@ -54,7 +54,6 @@ OVERRIDDEN = {
         '_soft_reboot': ['instance'],
         '_hard_reboot': ['context', 'instance'],
         'get_info': ['instance'],
-        'resume_state_on_host_boot': ['context', 'instance'],
         'pause': ['instance'],
         'unpause': ['instance'],
         'suspend': ['context', 'instance'],
@@ -127,10 +126,9 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(kind, nova, method, monke
     ours.bootcache.serving.socket = GatewaySocket('/s', '/c')
     ours.bootcache.serving.is_on = False
     ours.standing.is_standing.return_value, ours.standing.let_go_on.return_value = False, True
-    ours._disks, ours._has_started = mock.MagicMock(), False
+    ours._disks, ours._is_patient = mock.MagicMock(), False
     ours._disks.waits_for_qemu.return_value, ours._disks.why_half_done.return_value = False, ''
-    ours.direct, ours.resuming = DirectSnapshots(), mock.MagicMock()
-    ours.resuming.has_some.return_value = False
+    ours.direct = DirectSnapshots()
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()
     known = OVERRIDDEN[kind, nova][method]
     looked_at = [mock.MagicMock(uuid='x', image_ref='') if name == 'instance' else
@@ -291,29 +289,32 @@ def test_a_hard_reboot_ends_qemu_first_in_the_way_that_ours_does():
         'self', 'instance']
 
 
-def test_servers_that_wait_to_be_resumed_are_powering_on_for_nova():
-    """novadriver/resuming.py: what Nova makes of that state while they wait, and at a start."""
+def test_novas_start_resumes_servers_after_the_drivers_own_start():
+    """Which waits until their disks can be opened; one that cannot be resumed goes to ERROR."""
     compute = manager.ComputeManager
-    start = inspect.getsource(compute._init_instance)
-    # Its own record of the server is what decides: active, and expected to run.
-    assert 'expect_running = (db_state == power_state.RUNNING and' in start
-    assert 'if expect_running and CONF.resume_guests_state_on_host_boot:' in start
-    assert start.index('if instance.task_state == task_states.POWERING_ON:') \
-        < start.index('self.start_instance(context, instance)') < start.index('expect_running = ')
-    resume = inspect.getsource(compute._resume_guests_state)
-    assert resume.index('self.driver.resume_state_on_host_boot(') \
-        < resume.index('except Exception:\n            # NOTE(vish)') \
-        < resume.rindex('self._set_instance_obj_error_state(instance)')
     whole = inspect.getsource(compute.init_host)
     assert whole.index('self.driver.init_host(host=self.host)') \
-        < whole.index('objects.InstanceList.get_by_host(')
-    assert 'elif db_instance.task_state is not None:' in inspect.getsource(
-        compute._sync_instance_power_state), 'it is not stopped for not running'
-    started = inspect.getsource(api.API.start)
-    before = inspect.getsource(api)
-    before = before[:before.index(started)].rstrip().splitlines()[-4:]
-    assert any('vm_states.STOPPED' in line for line in [*before, *started.splitlines()]), \
-        'users start servers that are stopped'
+        < whole.index('self._init_instance(context, instance)')
+    start = inspect.getsource(compute._init_instance)
+    assert 'if expect_running and CONF.resume_guests_state_on_host_boot:' in start
+    resume = inspect.getsource(compute._resume_guests_state)
+    assert resume.index('self.driver.resume_state_on_host_boot(') \
+        < resume.rindex('self._set_instance_obj_error_state(instance)')
+    assert vm_states.ERROR in vm_states.ALLOW_HARD_REBOOT
+
+
+def test_nova_starts_those_that_an_older_version_left_powering_on():
+    """It had servers wait in that state; one whose start fails can be rebooted hard."""
+    nova = mock.MagicMock(host='host-1')
+    nova._get_power_state.return_value = power_state.SHUTDOWN
+    nova._retry_reboot.return_value = False, 'HARD'
+    server = mock.MagicMock(host='host-1', vm_state=vm_states.ACTIVE,
+                            task_state=task_states.POWERING_ON, power_state=power_state.RUNNING)
+    manager.ComputeManager._init_instance(nova, None, server)
+    nova.start_instance.assert_called_once_with(None, server)
+    source = inspect.getsource(manager.ComputeManager)
+    before = source[:source.index('    def start_instance(')].splitlines()[-6:]
+    assert '    @reverts_task_state' in before, 'it is ACTIVE then'
 
 
 def test_the_locks_that_settling_takes_are_novas():

@@ -3,6 +3,7 @@
 Stores are stand-ins; tests/functional/test_growingstore.py has real ones.
 """
 
+import contextlib
 import errno
 import queue
 import threading
@@ -49,9 +50,11 @@ def keeper(lost):
     keeper.stop()
 
 
-def test_a_store_whose_gateway_is_busy_goes_on_being_watched(keeper, lost):
+@pytest.mark.parametrize('error', [exception.StorageDaemonBusy('later'),
+                                   exception.StorageNodeAway('no answer')], ids=repr)
+def test_a_store_that_cannot_be_changed_now_goes_on_being_watched(keeper, lost, error):
     """It grows, and nobody else would keep its limit."""
-    store = Store(exception.StorageDaemonBusy('later'))
+    store = Store(error)
     keeper.add(store)
     assert store.enough.wait(30)
     assert keeper.stores() == [store] and lost.empty() and store.grows
@@ -132,7 +135,7 @@ def test_a_store_that_is_being_changed_is_looked_at_later(tmp_path):
     store = SharedStore(types.SimpleNamespace(daemon=None), 'image', 1 << 30,
                          str(tmp_path / 'store'), 1 << 30)
     store.grows, kept = True, []
-    store._keep_limit = kept.append
+    store._keep_limit = lambda size, now: kept.append(size)
     looked = []
     with store._lock:
         thread = threading.Thread(target=lambda: looked.append(store.look(1.0)), daemon=True)
@@ -140,3 +143,23 @@ def test_a_store_that_is_being_changed_is_looked_at_later(tmp_path):
         thread.join(30)
     assert looked == [True] and kept == []
     assert store.look(2.0) is True and kept == [0]
+
+
+def test_a_store_that_is_full_is_not_tried_at_each_look_while_its_base_is_away(tmp_path,
+                                                                             monkeypatch):
+    (tmp_path / 'store').write_bytes(b'x')
+    store = SharedStore(types.SimpleNamespace(daemon=None), 'image', 1 << 30,
+                        str(tmp_path / 'store'), 1)
+    store.grows, tried = True, []
+
+    def stop():
+        tried.append(True)
+        if len(tried) < 3:
+            raise exception.StorageNodeAway('no answer')
+        store.grows = False
+
+    monkeypatch.setattr(store, 'stop_growing', stop)
+    for second in range(1, 20):
+        with contextlib.suppress(exception.StorageNodeAway):
+            store.look(second / 8)
+    assert len(tried) == 3 and not store.grows and store.is_full

@@ -12,17 +12,14 @@ from fakes_upkeep import host as host  # the fixture
 from bootcache import exception
 from bootcache.tier import Medium
 
-THIRD = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-
-
 # Bases.
 
 def test_a_gateway_that_lost_its_bases_gets_them_again(host, clock):
     host.cache.holds(IMAGE)
     host.cache.holds(OTHER, whole=False)
-    host.gateway.served.add(OTHER)
+    host.gateway.exported.add(OTHER)
     upkeep_of(host).serve_bases()
-    assert host.chains.tries == [IMAGE] and host.gateway.served == {IMAGE, OTHER}
+    assert host.chains.tries == [IMAGE] and host.gateway.exported == {IMAGE, OTHER}
 
 
 def test_a_base_that_no_server_needs_is_not_served(host, clock):
@@ -55,24 +52,11 @@ def test_a_base_that_was_served_again_is_tried_at_once_when_it_is_lost_again(hos
     host.faults.broken = {'ensure_base'}
     keeper = upkeep_of(host)
     list(looks(clock, keeper.serve_bases, 60))
-    host.gateway.served.add(IMAGE)
+    host.gateway.exported.add(IMAGE)
     keeper.serve_bases()
-    host.gateway.served.clear()
+    host.gateway.exported.clear()
     host.chains.tries.clear()
     assert times_of(clock, keeper.serve_bases, host.chains.tries, 10) == TRIES[:4]
-
-
-def test_a_storage_node_that_is_away_is_waited_for_once_a_round(host, clock):
-    for image in (IMAGE, THIRD):
-        host.cache.holds(image)
-    host.cache.holds(OTHER, node='10.0.0.2')
-    host.chains.nodes_away = {'10.0.0.1'}
-    keeper = upkeep_of(host)
-    keeper.serve_bases()
-    assert host.chains.tries == [IMAGE, OTHER] and host.gateway.served == {OTHER}
-    host.chains.nodes_away.clear()
-    list(looks(clock, keeper.serve_bases, 2))
-    assert host.gateway.served == {IMAGE, OTHER, THIRD}
 
 
 def test_start_waits_for_no_storage_node(host, monkeypatch):
@@ -80,12 +64,12 @@ def test_start_waits_for_no_storage_node(host, monkeypatch):
     host.cache.holds(IMAGE)
     begun, end = threading.Event(), threading.Event()
 
-    def hang(image_id):
+    def hang(image_id, guest_waits):
         begun.set()
         assert end.wait(30)
         raise exception.StorageNodeAway('away')
 
-    monkeypatch.setattr(host.chains, 'reach_base', hang)
+    monkeypatch.setattr(host.chains, 'keep_chain', hang)
     keeper = upkeep_of(host)
     keeper.start()
     assert begun.wait(30), 'it is looked after at once'

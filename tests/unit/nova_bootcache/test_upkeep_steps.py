@@ -67,7 +67,7 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     host.storage.answers = {IMAGE: offered()}
     host.faults.broken = {broken}
     upkeep_of(host).once()
-    assert (OTHER in host.gateway.served) == (broken not in ('present', 'ensure_base'))
+    assert (OTHER in host.gateway.exported) == (broken not in ('present', 'ensure_base'))
     assert bool(host.fetches.fetched) == (broken != 'fetch')
     assert bool(host.holdings.told) == (broken != 'bus')
     everything = {'reconciled', 'access', 'dropped', 'gave back', 'expanded', 'told'}
@@ -78,22 +78,6 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     # In words of its own.
     texts = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
     assert texts and all(WORDS[broken] in text and 'does not answer' in text for text in texts)
-
-
-def test_a_base_that_is_parked_is_tried_until_it_can_be_read(host, clock):
-    host.cache.holds(IMAGE)
-    host.gateway.served.add(IMAGE)
-    host.connections.parked, host.chains.nodes_away = {f'base-{IMAGE}'}, {'10.0.0.1'}
-    keeper = upkeep_of(host)
-    keeper.once()
-    assert host.chains.tries == [IMAGE] and host.connections.parked
-    host.chains.nodes_away = set()
-    clock.now += 3600
-    keeper.once()
-    assert host.chains.tries == [IMAGE] * 2 and not host.connections.parked
-    clock.now += 3600
-    keeper.once()
-    assert host.chains.tries == [IMAGE] * 2
 
 
 def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
@@ -109,7 +93,7 @@ def test_a_host_that_serves_nothing_changes_no_file_and_serves_who_is_there(host
     host.storage.answers = {IMAGE: offered()}
     host.serving.refusal = 'nfs'
     upkeep_of(host).once()
-    assert host.gateway.served == {IMAGE} and host.storage.asked == host.holdings.told == []
+    assert host.gateway.exported == {IMAGE} and host.storage.asked == host.holdings.told == []
 
 
 def test_stores_are_looked_after_each_time(host, clock):

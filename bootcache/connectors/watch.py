@@ -1,0 +1,365 @@
+"""By which of its ways each base is read, and the watch over all of them.
+
+A compute host's bases and the clones below a storage node's exporters alike: a base is read through
+a connector, and its readers connect by its link. Where a read has no answer the link leads to
+another connector some seconds later, or nowhere: then reads fail when their reader has tried for
+long enough.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import bus, exception, green, qemuimg
+from bootcache.connectors import probe
+from bootcache.connectors.connectors import Connectors
+from bootcache.connectors.probe import Answer
+from bootcache.connectors.ways import Way
+from bootcache.locks import KeyedLocks
+
+LOG = logging.getLogger(__name__)
+
+# Guests give a request up after 30 s: a read is missed after 3 and 4 s, another connector is tried
+# for 4 s, and their reads fail 10 s after that.
+_PERIOD_SECONDS, _ANSWER_SECONDS = 3.0, 4.0
+# Between looks while a base has no answer.
+_AGAIN_SECONDS = 1.0
+# For which a connection that was exchanged has to be silent twice: a storage node that is slow
+# would never end a read.
+_SETTLED_SECONDS = 60.0
+# For which nothing of a base is read by a way that has given errors.
+_BAD_SECONDS = 300.0
+# Bases that are read in a look; places that are tried for others at once.
+_MOST_READ, _MOST_AT_ONCE = 256, 16
+_BUSY_SECONDS = 30
+_STOP_SECONDS = 10
+
+
+class Watch:
+    """Owns which connector each base is read by.
+
+    :param connectors: of this host, or storage node.
+    :param ways: gives a base's ways by its export's name, the best first; what it raises ends them.
+        Its second argument: whether readers wait, so that nothing may be made that takes time.
+    :param known: gives the names of the bases that are watched, and where each is: what is at one
+        place is away together as a rule.
+    :param locks: make looking at a base's link, opening another way, and exchanging it one step.
+    :param parks: whether a base is read by no way that has no answer by any; else its readers wait
+        for it where they are.
+    :param lost: told of bases of which no way goes, time and again.
+    :param clock: gives monotonic seconds.
+    """
+
+    def __init__(self, connectors: Connectors, ways: Callable[[str, bool], Iterable[Way]],
+                 known: Callable[[], Mapping[str, str]], locks: KeyedLocks, parks: bool,
+                 lost: Callable[[list[str]], None] = lambda _exports: None,
+                 clock: Callable[[], float] = time.monotonic):
+        self._connectors = connectors
+        self._ways = ways
+        self._known = known
+        self._locks = locks
+        self._parks = parks
+        self._lost = lost
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._watching: threading.Thread | None = None
+        # Of what follows each step is atomic. Until when a base is not read by an origin that has
+        # given errors; when the watch has exchanged its link: both in monotonic seconds.
+        self._bad_until: dict[tuple[str, str], float] = {}
+        self._exchanged_at: dict[str, float] = {}
+        # When it was answered last, in seconds since the epoch; what had no answer at the last look
+        # at it, with the connector's name.
+        self._answered_at: dict[str, float] = {}
+        self._silent: dict[str, str] = {}
+        # Where data was found in it last; when and why no way went.
+        self._places: dict[str, int] = {}
+        self._failed: dict[str, tuple[float, exception.BootcacheError]] = {}
+        # Tries of bases, by place; changed by the thread that looks.
+        self._tried: dict[str, concurrent.futures.Future[None]] = {}
+
+    # One base.
+
+    def is_read(self, export: str) -> bool:
+        """Tell whether a base can be read, as far as the watch knows."""
+        return bool(self._connectors.name_of(export)) and export not in self._silent
+
+    def check_changes(self, seconds: float) -> None:
+        """Check that nodes above bases may be changed: that no read of one waits, as far as the
+        watch knows, where QEMU has all that a daemon serves wait with it.
+
+        :param seconds: after which reads have failed of a base that can be read by no way, from its
+            last answer on.
+        :raises StorageDaemonBusy: if one does.
+        """
+        begun = time.time() - seconds
+        if qemuimg.changes_wait() and any(
+                self._connectors.name_of(export) or self._answered_at.get(export, 0.0) > begun
+                for export in list(self._silent)):
+            raise exception.StorageDaemonBusy(
+                'nothing is changed while reads of a base have no answer, as QEMU would keep all'
+                ' who read waiting with them')
+
+    def failure(self, export: str) -> exception.BootcacheError | None:
+        """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody
+        has had it be read.
+        """
+        if self.is_read(export) or not self._connectors.has_link(export):
+            return None
+        return self._failed[export][1] if export in self._failed \
+            else exception.StorageDaemonBusy(f'{export}: {Answer.SILENT.value}')
+
+    def answered(self, export: str) -> float | None:
+        """Return when the watch was answered last; None while each of its reads is answered.
+
+        :returns: seconds since the epoch, 0 if never since this process has started.
+        """
+        return None if self.is_read(export) else self._answered_at.get(export, 0.0)
+
+    def is_bad(self, export: str, origin: str) -> bool:
+        """Tell whether a base is not read by an origin for now, as that has given errors."""
+        return self._clock() < self._bad_until.get((export, origin), -float('inf'))
+
+    def forgive(self, export: str) -> None:
+        """Have a base be read again by what has given errors: it may be another file by now."""
+        for key in [key for key in list(self._bad_until) if key[0] == export]:
+            self._bad_until.pop(key, None)
+
+    def connect(self, export: str) -> None:
+        """Have a base be read by one of its ways; nothing happens if it is read.
+
+        :raises StorageDaemonError: if it cannot be.
+        :raises BootcacheError: what the ways raise.
+        """
+        began = self._clock()
+        with self.alone(export):
+            # Somebody is about to open it.
+            self._connectors.touch(export)
+            before = self._connectors.name_of(export)
+            if before and self._read([export], _ANSWER_SECONDS)[export] is Answer.READ:
+                return
+            failed_at, error = self._failed.get(export, (began, None))
+            if error is not None and failed_at > began:
+                # For somebody else, for whom this one has waited.
+                raise error
+            try:
+                self._take(export, before)
+            except exception.BootcacheError:
+                if before and self._parks:
+                    self._connectors.park(export)
+                    self._connectors.disconnect(before)
+                raise
+
+    def prefer(self, export: str) -> None:
+        """Have a base that is read be read by its best way; else it stays as it is.
+
+        :raises BootcacheError: if it is not read by that, and why.
+        """
+        error: exception.BootcacheError | None = None
+        with self.alone(export):
+            before = self._connectors.name_of(export)
+            for way in self._ways(export, False) if before else ():
+                if self.is_bad(export, way.origin):
+                    continue
+                try:
+                    if not self._connectors.is_by(before, way):
+                        self._connectors.connect(export, way)
+                    break
+                except exception.BootcacheError as found:
+                    error = found
+        if error is not None:
+            raise error
+
+    def check(self, export: str) -> None:
+        """Check that a base can be read now: who changes nodes above it would wait for its reads.
+
+        :raises StorageNodeAway: if there is no answer within a second.
+        """
+        answer = self._read([export], 1.0)[export] if self._connectors.name_of(export) \
+            else Answer.FAILED
+        if answer is not Answer.READ:
+            raise exception.StorageNodeAway(f'{export} cannot be read now: {answer.value}')
+
+    @contextlib.contextmanager
+    def alone(self, export: str) -> Iterator[None]:
+        """Have the way to a base for this thread.
+
+        :raises StorageDaemonBusy: if another one has it for longer than this one waits.
+        """
+        lock = self._locks.of(export)
+        if not lock.acquire(_BUSY_SECONDS):
+            raise exception.StorageDaemonBusy(
+                f'the way to {export} is being changed, for more than {_BUSY_SECONDS} s')
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _take(self, export: str, before: str,
+              failed: dict[str, exception.BootcacheError] | None = None) -> None:
+        """Have a base be read by the first of its ways that goes, and not as it was.
+
+        :param before: the name of the connector by which it was read.
+        :param failed: what has failed, by origin: it is not tried; what fails is entered. None if
+            nobody waits for reads.
+        """
+        error = exception.BootcacheError(f'{export} has given errors by all of its ways')
+        # One that was killed is started again.
+        avoid = before if self._connectors.runs(before) else ''
+        for way in self._ways(export, failed is not None):
+            if self.is_bad(export, way.origin):
+                continue
+            try:
+                if failed is not None and way.origin in failed:
+                    raise failed[way.origin]
+                self._connectors.connect(export, way, avoid)
+                self._silent.pop(export, None)
+                self._failed.pop(export, None)
+                return
+            except exception.BootcacheError as found:
+                error = found
+                if failed is not None and not isinstance(found, exception.BaseUnreadable):
+                    failed[way.origin] = found
+        self._failed[export] = self._clock(), error
+        raise error
+
+    def _read(self, exports: Iterable[str], seconds: float) -> dict[str, Answer]:
+        sockets = {export: self._connectors.socket(export) for export in exports}
+        return green.aside(lambda: probe.read(sockets, seconds, self._places))
+
+    # All of them.
+
+    def start(self) -> None:
+        """Watch them from now on."""
+        if self._watching is None:
+            self._watching = threading.Thread(target=self._watch, name='bootcache-watch',
+                                              daemon=True)
+            self._watching.start()
+
+    def stop(self) -> None:
+        """Watch them no more, when what is tried has ended or after ten seconds; they go on to be
+        read."""
+        self._stopped.set()
+        if self._watching is not None:
+            self._watching.join(_STOP_SECONDS)
+        concurrent.futures.wait(list(self._tried.values()), _STOP_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(
+                _AGAIN_SECONDS if self._tried or self._silent else _PERIOD_SECONDS):
+            try:
+                self._tried = {place: tried for place, tried in self._tried.items()
+                               if not tried.done()}
+                self.look()
+            except Exception:
+                LOG.exception('bootcache: the watch over bases: unexpected error')
+
+    def look(self) -> None:
+        """Read 4 KiB of each base; another way is looked for of one that has no answer."""
+        known = dict(self._known())
+        names = {export: self._connectors.name_of(export) for export in known}
+        linked = [export for export in known if names[export]]
+        answers = self._read(random.sample(linked, min(len(linked), _MOST_READ)), _ANSWER_SECONDS)
+        looping = self._connectors.looping() & set(linked)
+        groups: dict[str, list[str]] = {}
+        for export, place in known.items():
+            if export in looping and self._is_new(export):
+                # Another client of Ceph, which may have shut out the first one, has errors too.
+                LOG.error('%s cannot be read by connector %s, and is not for now', export,
+                          names[export])
+                self._bad_until[export, names[export].rpartition('-')[0]] = \
+                    self._clock() + _BAD_SECONDS
+            answer = Answer.FAILED if export in looping or not names[export] \
+                else answers.get(export, Answer.READ)
+            if not self._is_settled(export, names[export], answer):
+                groups.setdefault(place, []).append(export)
+        self._note(known, names, answers)
+        for place, group in groups.items():
+            if place not in self._tried and len(self._tried) < _MOST_AT_ONCE:
+                self._tried[place] = bus.begin(functools.partial(
+                    self._mend, {export: names[export] for export in group}), 'bootcache-way')
+
+    def _is_settled(self, export: str, name: str, answer: Answer) -> bool:
+        """Tell whether a base goes on to be read as it is."""
+        return answer is Answer.READ or (
+            answer is Answer.SILENT and self._silent.get(export) != name and self._is_new(export))
+
+    def _is_new(self, export: str) -> bool:
+        return self._clock() - self._exchanged_at.get(export, -_SETTLED_SECONDS) \
+            < _SETTLED_SECONDS
+
+    def _note(self, known: Mapping[str, str], names: Mapping[str, str],
+              answers: Mapping[str, Answer]) -> None:
+        for export, answer in answers.items():
+            if answer is Answer.READ:
+                self._answered_at[export] = time.time()
+                self._silent.pop(export, None)
+            else:
+                self._silent[export] = names[export]
+        noted: tuple[dict[str, Any], ...] = (
+            self._answered_at, self._silent, self._places, self._failed, self._exchanged_at)
+        for each in noted:
+            for export in set(each) - set(known):
+                each.pop(export, None)
+        for key in [key for key, until in list(self._bad_until.items()) if until < self._clock()]:
+            self._bad_until.pop(key, None)
+
+    def _mend(self, group: Mapping[str, str]) -> None:
+        """Find another way for bases that have no answer; the readers of those wait that have none.
+
+        What has failed for one of them is not tried for the others.
+
+        :param group: each with the connector's name by which it was read. Somebody may have found
+            another way since: that stays.
+        """
+        failed: dict[str, exception.BootcacheError] = {}
+        parked: set[str] = set()
+        lost = []
+        try:
+            # In any order: it may be one base alone that fails, as one whose file is damaged.
+            for export in random.sample(list(group), len(group)):
+                before, lock = group[export], self._locks.of(export)
+                # Whoever has it finds a way, or does not: the next look tells.
+                if self._stopped.is_set() or not lock.acquire(0):
+                    continue
+                try:
+                    if self._connectors.name_of(export) == before \
+                            and not self._mend_one(export, before, failed):
+                        lost.append(export)
+                        if before and not self._connectors.name_of(export):
+                            parked.add(before)
+                except Exception:
+                    LOG.exception('bootcache: unexpected error')
+                finally:
+                    lock.release()
+            # Links first: all of them begin to wait at the same time.
+            for name in parked:
+                self._connectors.disconnect(name)
+            self._lost(lost)
+        except exception.BootcacheError as error:
+            LOG.warning('%s', error)
+        except Exception:
+            LOG.exception('bootcache: unexpected error')
+
+    def _mend_one(self, export: str, before: str,
+                  failed: dict[str, exception.BootcacheError]) -> bool:
+        """Return False if no way of a base goes; its link leads nowhere then, if that is to be."""
+        runs = self._connectors.runs(before)
+        try:
+            self._take(export, before, failed)
+            if runs:
+                self._exchanged_at[export] = self._clock()
+            return True
+        except exception.BootcacheError as error:
+            # Of one that cannot be read since earlier it has been said.
+            LOG.log(logging.WARNING if before else logging.DEBUG, '%s cannot be read now: %s',
+                    export, error)
+            if before and (self._parks or self.is_bad(export, before.rpartition('-')[0])):
+                self._connectors.park(export)
+            return False

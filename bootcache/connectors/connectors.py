@@ -8,7 +8,7 @@ connectors answer tell all.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from oslo_log import log as logging
 
@@ -113,17 +113,20 @@ class Connectors:
         return self._known.get(name) or self._known.setdefault(
             name, Connector(self._directory, name))
 
-    def connect(self, export: str, way: Way, avoid: str = '') -> None:
+    def connect(self, export: str, way: Way, avoid: Container[str] = ()) -> None:
         """Have a base be read by a way from now on; who reads it connects again.
 
-        :param avoid: the name of a connector that is not to be used: connections of it are stuck.
-        :raises StorageDaemonBusy: if nothing is read by the way within three seconds, or the
-            connector does not answer; what was there stays.
+        :param avoid: the names of connectors that are not to be used: connections of them are
+            stuck.
+        :raises StorageDaemonBusy: if all are to be avoided, nothing is read by the way within three
+            seconds, or the connector does not answer; what was there stays.
         :raises BaseUnreadable: if that one cannot be read; likewise.
         :raises StorageDaemonError: if nothing can be opened by the way; likewise.
         """
         before, was_parked = self._target(self.socket(export)), self._is_parked(export)
-        name = next(name for name in self._names(way) if name != avoid)
+        name = next((name for name in self._names(way) if name not in avoid), '')
+        if not name:
+            raise exception.StorageDaemonBusy(f'{way.text}: its connectors have no answer')
         found = self._of(name)
         self._opening[export] = name
         try:

@@ -210,15 +210,15 @@ class Watch:
             nobody waits for reads.
         """
         error = exception.BootcacheError(f'{export} has given errors by all of its ways')
-        # One that was killed is started again.
-        avoid = before if self._connectors.runs(before) else ''
         for way in self._ways(export, failed is not None):
             if self.is_bad(export, way.origin):
                 continue
             try:
                 if failed is not None and way.origin in failed:
                     raise failed[way.origin]
-                self._connectors.connect(export, way, avoid)
+                # One that was killed is started again.
+                avoid = {before} if self._connectors.runs(before) else set()
+                self._connectors.connect(export, way, avoid | self._silent_of(way.origin))
                 self._silent.pop(export, None)
                 self._failed.pop(export, None)
                 return
@@ -228,6 +228,16 @@ class Watch:
                     failed[way.origin] = found
         self._failed[export] = self._clock(), error
         raise error
+
+    def _silent_of(self, origin: str) -> set[str]:
+        """Return the names of an origin's connectors by which another base has no answer just now:
+        what is opened there would wait with that, and keep all others waiting.
+        """
+        read = {self._connectors.name_of(export): export for export in self._known()}
+        exports = [export for name, export in read.items() if name.startswith(f'{origin}-')]
+        answers = self._read(exports, 1.0)
+        return {self._connectors.name_of(export) for export in exports
+                if answers[export] is Answer.SILENT}
 
     def _read(self, exports: Iterable[str], seconds: float) -> dict[str, Answer]:
         sockets = {export: self._connectors.socket(export) for export in exports}

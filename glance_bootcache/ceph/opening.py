@@ -82,7 +82,7 @@ class OpenClones:
         if not self._opening.may_ask():
             raise exception.StorageDaemonBusy(
                 f'{clone.path} cannot be opened: Ceph did not answer just now')
-        if not self._connectors.name_of(clone.name):
+        if is_new := not self._connectors.name_of(clone.name):
             self._watch.forgive(clone.name)
         try:
             self._watch.connect(clone.name)
@@ -93,6 +93,9 @@ class OpenClones:
             self._opening.answered()
             raise
         self._opening.answered()
+        if is_new:
+            # Else nobody who has a base be served waits for Ceph: ``keep`` asks.
+            self._learn(clone)
         return dataclasses.replace(base, protocol={
             'driver': 'nbd', 'export': clone.name, 'reconnect-delay': _RECONNECT_SECONDS,
             **qemuimg.open_timeout(),

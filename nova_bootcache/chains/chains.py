@@ -443,11 +443,14 @@ class Chains:
     def find_base(self, image_id: str) -> None:
         """Have an image's base be read from where it is now, which the storage service is asked.
 
-        :raises Exception: if that does not tell.
+        :raises Exception: if that does not tell, or does not serve it.
         """
-        if (entry := self._cache.known(image_id)) is not None \
-                and (found := self._find_base(entry)[0]) is not None:
-            self._gateway.connections.know(found.remote)
+        if (entry := self._cache.known(image_id)) is None:
+            return
+        found, reason = self._find_base(entry)
+        if found is None:
+            raise exception.BootcacheError(f'the storage service does not serve it: {reason}')
+        self._gateway.connections.know(found.remote)
 
     def _find_base(self, entry: CacheEntry) -> tuple[CacheEntry | None, str]:
         """Ask where a base is now; None if the storage service does not serve it, and why.

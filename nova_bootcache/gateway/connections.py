@@ -51,7 +51,7 @@ class BaseStatus:
     answered: float | None
 
 
-def _away(remote: Remote, error: Exception) -> exception.StorageNodeAway:
+def _away(remote: Remote, error: object) -> exception.StorageNodeAway:
     return exception.StorageNodeAway(
         f'gateway: {remote.export}: the exporter at'
         f' {naming.tcp_address(remote.host, remote.port)} cannot be reached: {error}')
@@ -80,6 +80,8 @@ class BaseConnections:
             Rank.CONNECTION, 'the lock of the connection to'), True, self._look_for, clock)
         # Asks where an image's base is now, and notes it; whoever makes this one sets it.
         self.find: Callable[[str], None] = lambda _image_id: None
+        # What the storage service says of bases that cannot be read, by name. Each step is atomic.
+        self._not_found: dict[str, str] = {}
         # Whether this host has had clones in Ceph, since this process runs.
         self._has_clones = clones.is_on
 
@@ -148,15 +150,20 @@ class BaseConnections:
         has had it be read: as ``connect`` raises it.
         """
         error = self._watch.failure(remote.export)
-        if error is None or isinstance(error, _TOLD):
-            return error
-        return _away(remote, error)
+        if error is None:
+            return None
+        told = '; '.join(filter(None, (str(error), self._not_found.get(remote.export))))
+        return type(error)(told) if isinstance(error, _TOLD) else _away(remote, told)
 
     def _look_for(self, exports: list[str]) -> None:
         for export in exports[:_MOST_FOUND]:
             if self._pauses.is_time(export) and (remote := self._all().get(export)) is not None:
                 self._pauses.postpone(export)
-                self.find(remote.image_id)
+                try:
+                    self.find(remote.image_id)
+                    self._not_found.pop(export, None)
+                except Exception as error:
+                    self._not_found[export] = str(error)
 
     def may_read_in_ceph(self, remote: Remote) -> bool:
         """Tell whether this host reads a base in Ceph where that goes."""
@@ -254,6 +261,8 @@ class BaseConnections:
             # Of one that cannot be read the watch looks for a way.
             if self.is_read(export) and self._pauses.is_time(export):
                 self._prefer(remote)
+        for export in set(self._not_found) - set(wanted):
+            self._not_found.pop(export, None)
         self._connectors.keep(wanted)
         in_ceph = [remote for export, remote in wanted.items() if self.is_in_ceph(export)]
         self._has_clones = self._has_clones or bool(in_ceph)

@@ -11,7 +11,7 @@ import time
 
 import nbd
 
-from bootcache import listening, naming
+from bootcache import exception, listening, naming
 from bootcache.connectors import supervisor
 
 PATIENCE = 240
@@ -24,6 +24,16 @@ def until(condition, what='the condition', patience=PATIENCE):
         assert time.monotonic() < deadline, f'{what} did not come about'
         time.sleep(0.01)
     return value
+
+
+def reached(host, image_id):
+    """Wait until servers that run can read an image's base."""
+    def is_reached():
+        with contextlib.suppress(exception.BootcacheError):
+            host.chains.reach_base(image_id)
+            return True
+
+    until(is_reached, f'a way to the base of {image_id}')
 
 
 def free_port():

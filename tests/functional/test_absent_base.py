@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import nbd
 import pytest
 from compute_host import boot, compare
-from functional_tools import qemu_img, until
+from functional_tools import qemu_img, reached, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
@@ -84,8 +84,7 @@ def test_it_reads_what_is_here_and_goes_on_when_the_node_is_back(host, node, gue
     assert refused(handle, ELSEWHERE) and refused(handle, ELSEWHERE)
     until(lambda: not is_read(host, node), 'news of what cannot be read')
     node.serve()
-    # As who lets guests go on does.
-    host.chains.reach_base(IMAGE)
+    reached(host, IMAGE)
     assert is_read(host, node)
     until(lambda: reads(handle, node, ELSEWHERE), 'reads that go on')
     compare(f'{directory}/disk', node)

@@ -22,7 +22,7 @@ from ceph_host import (
 from ceph_host import ceph_hosts as ceph_hosts  # the fixtures
 from ceph_host import elsewhere as elsewhere
 from ceph_host import node as node
-from functional_tools import frozen, read_base, until
+from functional_tools import frozen, reached, read_base, until
 from glance_rbd import HOST_CAPS, MIB, READ_ONLY
 
 from bootcache import exception
@@ -160,7 +160,7 @@ def reading(host, node, offset):
             try:
                 read.append(read_base(host, node.image_id, offset, MIB))
             except nbd.Error:
-                host.chains.reach_base(node.image_id)
+                reached(host, node.image_id)
 
     thread = threading.Thread(target=run)
     thread.start()

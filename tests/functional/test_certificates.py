@@ -213,7 +213,7 @@ def test_guests_go_on_when_an_exporter_begins_to_speak_tls(
     assert node.exporter.start()
     node.serve()
     # As for a guest that stands still.
-    host.chains.reach_base(IMAGE)
+    reached(host, IMAGE)
     assert node.remote().tls and is_up_to_date(host, node)
     assert read(handle) == content(node)
     handle.shutdown()

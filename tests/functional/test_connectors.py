@@ -136,7 +136,7 @@ def test_a_second_connector_of_the_same_node_takes_over(connectors, storage_node
     """As where a firewall has forgotten the first one's connection."""
     connectors.connect(EXPORT, way(storage_nodes[0]))
     path, before = reader(), connectors.name_of(EXPORT)
-    connectors.connect(EXPORT, way(storage_nodes[0]), avoid=before)
+    connectors.connect(EXPORT, way(storage_nodes[0]), avoid={before})
     assert connectors.name_of(EXPORT) not in ('', before)
     assert read(path, MIB) == expected(content, MIB)
 
@@ -178,7 +178,7 @@ def test_reads_go_on_with_the_next_owner_of_the_socket_at_which_they_wait(
     try:
         with frozen(storage_nodes[0].pid()):
             waiting = Reading(path, 5 * MIB)
-            connectors.park(EXPORT)
+            park(connectors)
             owner.kill()
             owner.wait()
             waiting.join(3 * RECONNECT_SECONDS)

@@ -10,7 +10,7 @@ import uuid
 import pytest
 from compute_host import boot, compare
 from encrypted import storage_conf as tls_conf  # noqa: F401
-from functional_tools import frozen, until
+from functional_tools import frozen, reached, until
 from storage_node import IMAGE, MIB
 from test_own_exporters import SET, one, other, runs, storage_conf  # noqa: F401
 from test_rebuilding import Rebuilding
@@ -177,7 +177,7 @@ def test_the_file_that_tells_of_hosts_is_lost_while_their_exporters_run(
     other.gets_nothing(again, again['base_export'])
     other.connects(other.asks())
     # What its servers read waits for that.
-    host.chains.reach_base(IMAGE)
+    reached(host, IMAGE)
     compare(f'{directory}/disk', node)
 
 

@@ -101,7 +101,7 @@ def name_of(manifest):
 def test_while_ceph_is_silent_nobody_who_has_one_be_served_waits_for_long(clones, monkeypatch):
     asked = []
 
-    def connect(self, export, way, avoid=''):
+    def connect(self, export, way, avoid=()):
         asked.append(export)
         raise exception.StorageDaemonBusy('no answer')
 

@@ -81,11 +81,12 @@ class Connectors:
     def touch(self, export):
         pass
 
-    def connect(self, export, way, avoid=''):
+    def connect(self, export, way, avoid=()):
         where = place(way.node)
         self.tried.append(where)
-        name = next(name for name in (f'{way.origin}-0', f'{way.origin}-1') if name != avoid)
-        if where in self.away:
+        name = next((name for name in (f'{way.origin}-0', f'{way.origin}-1') if name not in avoid),
+                    None)
+        if where in self.away or name is None:
             raise exception.StorageDaemonBusy(f'{way.text}: nothing')
         if export in self.lost:
             raise exception.BaseUnreadable(f'{way.text}: an error')

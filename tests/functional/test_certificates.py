@@ -10,6 +10,7 @@ import pytest
 from compute_host import boot
 from encrypted import opens, read, through_gateway
 from encrypted import storage_conf as storage_conf  # the fixture
+from functional_tools import reached
 from storage_node import IMAGE, content
 
 from bootcache import certificates, exception, savefile, tls

@@ -10,7 +10,7 @@ import pytest
 from compute_host import boot
 from encrypted import opens, read, through_gateway
 from encrypted import storage_conf as storage_conf  # the fixture
-from functional_tools import reached
+from functional_tools import until
 from storage_node import IMAGE, content
 
 from bootcache import certificates, exception, savefile, tls
@@ -213,9 +213,8 @@ def test_guests_go_on_when_an_exporter_begins_to_speak_tls(
     node.exporter = Exporters(storage_conf, f'{directory}/clients.json')
     assert node.exporter.start()
     node.serve()
-    # As for a guest that stands still.
-    reached(host, IMAGE)
-    assert node.remote().tls and is_up_to_date(host, node)
+    until(lambda: is_up_to_date(host, node), 'the way by TLS')
+    assert node.remote().tls
     assert read(handle) == content(node)
     handle.shutdown()
 

@@ -257,6 +257,7 @@ class BaseConnections:
         """
         self._remotes = dict(remotes)
         wanted = self._all()
+        self._has_clones = self._has_clones or any(map(self.is_in_ceph, wanted))
         for export, remote in wanted.items():
             # Of one that cannot be read the watch looks for a way.
             if self.is_read(export) and self._pauses.is_time(export):
@@ -264,10 +265,9 @@ class BaseConnections:
         for export in set(self._not_found) - set(wanted):
             self._not_found.pop(export, None)
         self._connectors.keep(wanted)
-        in_ceph = [remote for export, remote in wanted.items() if self.is_in_ceph(export)]
-        self._has_clones = self._has_clones or bool(in_ceph)
         if self._has_clones:
-            self._clones.sweep(in_ceph)
+            self._clones.sweep(remote for export, remote in wanted.items()
+                               if self.is_in_ceph(export))
 
     def _prefer(self, remote: Remote) -> None:
         """Its storage node may have another address by now, or this host other certificates."""

@@ -159,11 +159,14 @@ class BaseConnections:
         for export in exports[:_MOST_FOUND]:
             if self._pauses.is_time(export) and (remote := self._all().get(export)) is not None:
                 self._pauses.postpone(export)
-                try:
-                    self.find(remote.image_id)
-                    self._not_found.pop(export, None)
-                except Exception as error:
-                    self._not_found[export] = str(error)
+                self._find(remote)
+
+    def _find(self, remote: Remote) -> None:
+        try:
+            self.find(remote.image_id)
+            self._not_found.pop(remote.export, None)
+        except Exception as error:
+            self._not_found[remote.export] = str(error)
 
     def may_read_in_ceph(self, remote: Remote) -> bool:
         """Tell whether this host reads a base in Ceph where that goes."""
@@ -281,6 +284,7 @@ class BaseConnections:
             pause = self._pauses.postpone(remote.export)
             LOG.warning('%s is not read by its best way, for %.0f s: %s', remote.export, pause,
                         error)
+            self._find(remote)
 
     def start(self, remotes: Iterable[Remote]) -> None:
         """Watch them from now on.

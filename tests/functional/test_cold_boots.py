@@ -268,7 +268,9 @@ def test_a_storage_node_that_moved_is_asked_for(hosts, node, directory):
     host.cache.update(entry, away, False, 0)
     os.unlink(f'{directory}/disk')
     assert host.below.stop_serving(IMAGE)
+    # It is read where it was, until that is looked at.
     host.chains.keep_chain(IMAGE)
+    host.upkeep.connect_bases()
     assert host.cache.entry(IMAGE).remote == dataclasses.replace(
         node.remote(), image_hash=entry.remote.image_hash)
 

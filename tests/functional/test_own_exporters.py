@@ -398,7 +398,7 @@ def test_a_base_in_ceph_is_open_for_as_long_as_one_of_them_serves_it(ceph_conf, 
     gives_up(one)
     # What is read by the other one is opened again.
     os.kill(daemon().pid(), signal.SIGKILL)
-    until(lambda: not clones.is_running(name), 'its end')
+    until(lambda: not clones.runs(clones.name_of(name)), 'its end')
     exporters.keep_open([manifest])
     assert reads(other) and len(daemon().exports()) == 1
     gives_up(other)

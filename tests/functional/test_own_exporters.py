@@ -373,6 +373,7 @@ def test_a_base_in_ceph_is_open_for_as_long_as_one_of_them_serves_it(ceph_conf, 
     monkeypatch.setattr(connectors, '_FRESH_SECONDS', 0)
     path, facts = ceph_image
     manifest, exporters = obtained(ceph_conf, facts), node.exporter
+    exporters._clones.start()
     exporters.ensure(manifest, None, [exporters.know(host.name, host.certificate)
                                       for host in (one, other)])
     clones = exporters._clones._connectors

@@ -4,6 +4,7 @@ The gateway is kept alive and filled, empty cache images are replaced by whole o
 service is told what is here.
 """
 
+import dataclasses
 import os
 import threading
 import time
@@ -132,15 +133,18 @@ class HostUpkeep:
                     LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
 
     def connect_bases(self) -> None:
-        """Have each base that the gateway serves be read by its best way, and nothing else.
+        """Have each base that the gateway serves be read by its best way, and nothing else but what
+        it still reads of arrivals that are over: reads of it wait as those of a base do.
 
         :raises BootcacheError: if the gateway, a connector or Ceph does not answer.
         """
         remotes = {entry.remote.image_id: entry.remote for entry in self._host.cache.entries()}
+        present = self._host.gateway.present(remotes)
         self._host.connections.reconcile({
-            there.content: remotes[image_id]
-            for image_id, there in self._host.gateway.present(remotes).items()
-            if there.is_exported and there.content == remotes[image_id].export})
+            **{there.source: dataclasses.replace(remotes[image_id], export=there.source, rbd=None)
+               for image_id, there in present.items() if there.source},
+            **{there.content: remotes[image_id] for image_id, there in present.items()
+               if there.is_exported and there.content == remotes[image_id].export}})
 
     def replace_empty(self) -> None:
         """Replace empty cache images by whole ones, where the storage service has built them."""

@@ -219,26 +219,6 @@ class BaseConnections:
         """Note that somebody reads nothing more, as ``hold`` has it."""
         self._held.pop(holder, None)
 
-    @contextlib.contextmanager
-    def copied(self, remote: Remote) -> Iterator[dict[str, object] | None]:
-        """Have a base be read in Ceph while it is copied, whether the gateway reads it or not.
-
-        :returns: its block node, which does not reconnect: whoever copies goes on another way. None
-            if this host cannot read it in Ceph; why is logged.
-        """
-        holder = f'copy-{remote.image_id}'
-        node: dict[str, object] | None = None
-        try:
-            if self.may_read_in_ceph(remote):
-                with contextlib.suppress(exception.BootcacheError):
-                    self.hold(holder, remote)
-                    if self.is_in_ceph(remote.export):
-                        node = {'driver': 'nbd', 'export': remote.export, 'server': {
-                            'type': 'unix', 'path': self.socket(remote.export)}}
-            yield node
-        finally:
-            self.let_go(holder)
-
     # All of them.
 
     def list_bases(self) -> list[BaseStatus]:
@@ -269,8 +249,9 @@ class BaseConnections:
             self._not_found.pop(export, None)
         self._connectors.keep(wanted)
         if self._has_clones:
+            # As long as it may be read there: a full base may be copied from it.
             self._clones.sweep(remote for export, remote in wanted.items()
-                               if self.is_in_ceph(export))
+                               if self._clones.is_on or self.is_in_ceph(export))
 
     def _prefer(self, remote: Remote) -> None:
         """Its storage node may have another address by now, or this host other certificates."""

@@ -70,11 +70,13 @@ class Present:
     :ivar is_exported: whether servers can connect to it.
     :ivar content: the storage node's name for the base, which names its content; empty if there is
         none.
+    :ivar source: its name for what a cache image that arrives is read from; empty likewise.
     """
 
     kinds: frozenset[str] = frozenset()
     is_exported: bool = False
     content: str = ''
+    source: str = ''
 
 
 class Store(enum.Enum):
@@ -170,7 +172,8 @@ def present(image_ids: Iterable[str], nodes: Mapping[str, str],
         names = {kind: naming.node_name(kind, image_id) for kind in KINDS}
         there = Present(frozenset(kind for kind, name in names.items() if name in nodes),
                         naming.export_name(naming.EXPORT_BASE, image_id) in exports,
-                        _content(nodes.get(names[REMOTE], '')))
+                        _content(nodes.get(names[REMOTE], '')),
+                        _content(nodes.get(names[SOURCE], '')))
         if there != Present():
             found[image_id] = there
     return found

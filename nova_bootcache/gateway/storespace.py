@@ -1,12 +1,9 @@
 """The space that growing stores were to grow into: given back once they do not grow any more."""
 
-import time
-from collections.abc import Callable
-
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.breaker import GrowingPauses
+from bootcache.news import News
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway import graph, sharedstore
 from nova_bootcache.gateway.below import Below
@@ -17,8 +14,6 @@ from nova_bootcache.gateway.sharedstore import SharedStore
 
 LOG = logging.getLogger(__name__)
 
-_PAUSE_SECONDS, _LONGEST_PAUSE = 60.0, 3600.0
-
 
 class StoreSpace:
     """Gives it back; for one thread.
@@ -27,11 +22,9 @@ class StoreSpace:
     :param files: where growing stores lie.
     :param needs: who needs what is below disks.
     :param below: that, with the stores that this process looks after.
-    :param clock: gives monotonic seconds.
     """
 
-    def __init__(self, gateway: Gateway, files: CacheFiles, needs: HostNeeds, below: Below,
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(self, gateway: Gateway, files: CacheFiles, needs: HostNeeds, below: Below):
         self._gateway = gateway
         self._files = files
         self._needs = needs
@@ -39,8 +32,7 @@ class StoreSpace:
         # Images that an earlier process may have left such stores of; None until that was looked
         # for. All later ones are this process's.
         self._left: set[str] | None = None
-        # By image.
-        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
+        self._news = News(LOG)
 
     def give_back(self) -> None:
         """Give back the space of those that do not grow any more, an earlier process's as well.
@@ -55,11 +47,8 @@ class StoreSpace:
         # One whose cache image is gone went with it.
         self._left &= set(entries)
         for image_id in sorted((self._left | set(stores)) & set(entries)):
-            if stores.get(image_id):
-                # It has no pause behind it when it stops.
-                continue
-            if not self._ahead(image_id) or (
-                    self._pauses.is_time(image_id) and self._try(entries[image_id])):
+            if not stores.get(image_id) and (
+                    not self._ahead(image_id) or self._try(entries[image_id])):
                 self._left.discard(image_id)
 
     def _ahead(self, image_id: str) -> list[str]:
@@ -74,16 +63,13 @@ class StoreSpace:
             # Nobody opens another one in its place meanwhile.
             with self._needs.deciding.of(image_id):
                 if self._may_grow(image_id):
-                    self._pauses.postpone(image_id)
                     return False
                 for path in self._ahead(image_id):
                     self._store_at(path, entry).give_back()
-            self._pauses.forget(image_id)
             return True
         except (exception.BootcacheError, OSError) as error:
-            pause = self._pauses.postpone(image_id)
-            LOG.info('image %s: its growing store keeps space that it does not need, and is looked'
-                     ' at again in %.0f s: %s', image_id, pause, error)
+            self._news.bad(image_id, 'image %s: its growing store keeps space that it does not'
+                           ' need, for now: %s', image_id, error)
         return False
 
     def _may_grow(self, image_id: str) -> bool:

@@ -16,10 +16,10 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import ending, exception, recording, rpcapi, workingset
-from bootcache.bootend import BootEnd, BootMarker, FoundEnd, RecordedStore
+from bootcache.bootend import BootEnd, BootMarker, FoundEnd
 from bootcache.breaker import GrowingPauses
 from bootcache.ending import BootJudge, ProfileJudge, ServerJudge
-from bootcache.growingstore import Mark, StoreKeeper
+from bootcache.growingstore import Mark, RecordedStore, StoreKeeper
 from bootcache.locks import leaf
 from bootcache.workingset import Extent
 from nova_bootcache.asking.client import Offered

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oslo_log import log as logging
@@ -247,7 +247,7 @@ class Fetches:
         self._readable = readable
         self._gateway_socket = gateway_socket
         self._exchanges = exchanges
-        self._differences = Differences(files, room, gateway_socket, encryption)
+        self._differences = Differences(files)
 
     def room_here(self, offered: Offered) -> int | None:
         """Return what a cache image takes that is made here of its parent's, in bytes.
@@ -271,7 +271,7 @@ class Fetches:
         assert offered.remote is not None and offered.cache_image is not None
         if self._differences.applies(offered):
             try:
-                return self._differences.make(offered, medium, rate)
+                return self._make(offered, medium, rate)
             except exception.Cancelled:
                 raise
             except (exception.BootcacheError, OSError) as error:
@@ -297,19 +297,49 @@ class Fetches:
         :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
         :raises OSError: if the directory cannot be written.
         """
-        partial = os.path.join(self._files.directories[medium],
-                               f'{naming.cache_file_name(remote.image_id)}.partial')
+        partial = self._partial(remote.image_id, medium)
 
         def bring(patience: Patience) -> None:
             begun = time.monotonic()
             others = self.ask_others(remote.image_id, cache_image)
             if others is None or not self.exchange(others, remote, cache_image, cache_export,
                                                    partial, patience, begun, rate):
-                self._copy(remote, cache_export, cache_image.bytes, partial, rate, patience)
+                self._copy(remote, cache_export, cache_image.bytes, partial, rate)
 
         return self.receive(CacheEntry(remote, cache_image, cache_image.sha256,
                                        cache_image.virtual_bytes, pinned, generation),
                             medium, partial, bring, rate)
+
+    def _partial(self, image_id: str, medium: Medium) -> str:
+        return os.path.join(self._files.directories[medium],
+                            f'{naming.cache_file_name(image_id)}.partial')
+
+    def _make(self, offered: Offered, medium: Medium, rate: int) -> CacheEntry:
+        """Make a cache image of its parent's; raises as ``fetch``."""
+        remote, info, wanted = offered.remote, offered.cache_image, offered.difference
+        assert remote is not None and info is not None and wanted is not None
+        # All of it was read, since this process began: what is wrong would be right later.
+        if self._files.entry(wanted.parent) is None:
+            raise exception.BootcacheError('its parent\'s has gone, or is damaged')
+        # It is used, and must not be what has to go for it.
+        self._files.touch(wanted.parent)
+        entry = CacheEntry(remote, info, '', info.virtual_bytes, offered.pinned,
+                           offered.generation, expanded=True)
+        path = self._files.difference_path(remote.image_id, medium)
+        partial = self._partial(remote.image_id, medium)
+
+        def make() -> CacheEntry:
+            self._copy(remote, offered.difference_export, wanted.bytes, path, rate)
+            self._differences.make(
+                offered, path, partial, self._base_uri(remote.image_id),
+                lambda: self._check_patience(remote.image_id) if rate else None, not rate)
+            return dataclasses.replace(entry, file_sha256=savefile.file_digest(partial))
+
+        return self._put(entry, medium, make, (partial, path), rate,
+                         self._room.for_fetch(remote.image_id, medium,
+                                              self._differences.room(offered)),
+                         f'made in compute {medium.value} of that of image {wanted.parent} and'
+                         f' {wanted.bytes} bytes that differ,')
 
     def receive(self, wanted: CacheEntry, medium: Medium, partial: str,
                 bring: Callable[[Patience], None], rate: int = 0,
@@ -328,28 +358,48 @@ class Fetches:
         """
         image_id, info = wanted.remote.image_id, wanted.cache_image
         assert info is not None
+
+        def make() -> CacheEntry:
+            bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))
+            steps.reached('fetch: copied')
+            self._verify(partial, wanted.remote, info)
+            steps.reached('fetch: verified')
+            return dataclasses.replace(
+                wanted, file_sha256=self._point_home(partial, image_id, info))
+
+        return self._put(wanted, medium, make, (partial,), rate, contextlib.nullcontext()
+                         if has_room else self._room.for_fetch(image_id, medium, info.bytes),
+                         f'of {info.bytes} bytes fetched into compute {medium.value}')
+
+    def _put(self, wanted: CacheEntry, medium: Medium, make: Callable[[], CacheEntry],
+             paths: Sequence[str], rate: int, room: contextlib.AbstractContextManager[None],
+             how: str) -> CacheEntry:
+        """Have a cache image made and put it into its place, unless the same one is there.
+
+        :param make: makes the first of the files, and returns what is to be noted of it.
+        :param paths: of files that are gone when this returns.
+        :param room: is kept meanwhile.
+        :param how: it was made, for the log.
+        """
+        image_id, info = wanted.remote.image_id, wanted.cache_image
+        assert info is not None
         with self._files.placing(image_id, gives_way=bool(rate)):
             self._files.check_content(wanted.remote, wanted.virtual_bytes, info)
             entry = self._files.entry(image_id)
             if entry is not None and entry.cache_image is not None \
                     and entry.cache_image.sha256 == info.sha256:
                 return entry
-            with contextlib.nullcontext() if has_room else self._room.for_fetch(
-                    image_id, medium, info.bytes):
+            with room:
                 began = time.monotonic()
                 try:
-                    bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))
-                    steps.reached('fetch: copied')
-                    self._verify(partial, wanted.remote, info)
-                    steps.reached('fetch: verified')
-                    entry = dataclasses.replace(
-                        wanted, file_sha256=self._point_home(partial, image_id, info))
-                    place(self._files, partial, entry, medium)
+                    entry = make()
+                    place(self._files, paths[0], entry, medium)
                 finally:
-                    if os.path.exists(partial):
-                        os.unlink(partial)
-            LOG.info('image %s: cache image of %d bytes fetched into compute %s in %.2f s',
-                     image_id, info.bytes, medium.value, time.monotonic() - began)
+                    for path in paths:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(path)
+            LOG.info('image %s: cache image %s in %.2f s', image_id, how,
+                     time.monotonic() - began)
             return entry
 
     def _verify(self, path: str, remote: Remote, info: CacheInfo) -> None:
@@ -418,13 +468,13 @@ class Fetches:
                 and entry.file_sha256 == others.sha256:
             self._exchanges.give(image_id, others, self._files.path(image_id), is_told)
 
-    def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
-              patience: Patience) -> None:
+    def _copy(self, remote: Remote, export: str, size: int, path: str, rate: int) -> None:
         node = self._node(remote, export)
         if not rate:
-            qemuimg.copy_raw(node, partial, seconds=patience.seconds, stalled=patience.stalled)
+            qemuimg.copy_raw(node, path, seconds=_GRACE_SECONDS + size / _SLOWEST,
+                             stalled=_GRACE_SECONDS)
             return
-        qemuimg.copy_paced(node, partial, length=size, rate=rate,
+        qemuimg.copy_paced(node, path, length=size, rate=rate,
                            check=lambda: self._check_patience(remote.image_id),
                            seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
 

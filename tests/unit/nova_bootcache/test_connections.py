@@ -525,26 +525,6 @@ def test_who_cannot_read_holds_nothing(house):
     assert status(house) == [] and not house.of._held
 
 
-def test_a_base_that_is_copied_is_read_in_ceph_where_that_goes(house):
-    with house.of.copied(IN_CEPH) as node:
-        assert node['server']['path'] == house.connectors.socket(BASE.export)
-        assert 'reconnect-delay' not in node
-        house.of.reconcile({})
-        assert house.connectors.kept == {BASE.export} and house.clones.read == {IMAGE}
-    house.of.reconcile({})
-    assert house.connectors.kept == house.clones.read == set()
-
-
-@pytest.mark.parametrize('happens', [turn_off, has_no_clone, cannot_be_opened])
-def test_whoever_copies_goes_another_way_where_it_does_not(house, happens):
-    happens(house)
-    with house.of.copied(IN_CEPH) as node:
-        assert node is None
-    house.connectors.away = {CEPH, NODE}
-    with house.of.copied(IN_CEPH) as node:
-        assert node is None
-
-
 def test_a_base_that_has_moved_is_not_looked_for_where_who_holds_it_knew_it(house):
     """A recording of minutes begins before its storage node gets another address."""
     house.of.hold('server', BASE)

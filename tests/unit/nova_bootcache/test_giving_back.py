@@ -44,7 +44,7 @@ def kinds(host, monkeypatch):
 @pytest.fixture
 def space(host):
     """What gives it back, as upkeep does."""
-    return StoreSpace(host.gateway, host.cache, host.needs, host.below, lambda: host.clock.now)
+    return StoreSpace(host.gateway, host.cache, host.needs, host.below)
 
 
 @pytest.fixture
@@ -100,30 +100,6 @@ def test_what_may_be_written_to_keeps_it(host, space, kinds, written, paths, wha
         space.give_back()
         assert on_disk(paths[0]) == MIB
     host.below.stores._stores.clear()
-
-
-def test_a_storage_node_that_is_away_is_seldom_tried(host, space, kinds, written, paths,
-                                                      monkeypatch):
-    asked = []
-
-    def write(store):
-        asked.append(store.name)
-        raise exception.StorageNodeAway('away')
-
-    with monkeypatch.context() as patched:
-        patched.setattr(growingstore.GrowingStore, 'write_tables', write)
-        space.give_back()
-        began, tried = host.clock.now, []
-        asked.clear()
-        for _round in range(60):
-            host.clock.now += 60
-            before = len(asked)
-            space.give_back()
-            tried += [host.clock.now - began] * (len(asked) - before)
-    assert tried == [at for at in (60, 180, 420, 900, 1860) for _image in paths], 'ever later'
-    host.clock.now += 3600
-    space.give_back()
-    assert [on_disk(path) for path in paths] == [MIB, MIB]
 
 
 def test_files_are_looked_for_once_and_then_those_of_stores_only(host, space, kinds, written, paths,

@@ -168,10 +168,12 @@ def test_nothing_is_done_where_all_is_as_it_should_be():
 
 def test_what_is_there_is_told_by_names():
     nodes = {naming.node_name(graph.TOP, IMAGE): '', 'other': '',
-             naming.node_name(graph.REMOTE, IMAGE): 'nbd+unix:///base-x?socket=/s'}
+             naming.node_name(graph.REMOTE, IMAGE): 'nbd+unix:///base-x?socket=/s',
+             naming.node_name(graph.SOURCE, IMAGE): 'nbd+unix:///cache-x?socket=/t'}
     other = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
     assert graph.present([IMAGE, other], nodes, {f'base-{IMAGE}': 'g-x'}) == {
-        IMAGE: Present(frozenset({graph.TOP, graph.REMOTE}), True, 'base-x')}
+        IMAGE: Present(frozenset({graph.TOP, graph.REMOTE, graph.SOURCE}), True, 'base-x',
+                       'cache-x')}
 
 
 def test_what_is_whole_is_left_as_it_is():

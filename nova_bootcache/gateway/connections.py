@@ -94,8 +94,12 @@ class BaseConnections:
         return self._watch.is_read(export)
 
     def check(self, export: str) -> None:
-        """Check that a base can be read now: see ``Watch``."""
-        self._watch.check(export)
+        """Check that a base can be read now: see ``Watch``.
+
+        Nothing is known of one that a gateway reads which was started before there were connectors.
+        """
+        if self._connectors.has_link(export):
+            self._watch.check(export)
 
     def _ways(self, export: str, quickly: bool) -> Iterator[Way]:
         remote = self._all()[export]
@@ -179,26 +183,24 @@ class BaseConnections:
 
     @contextlib.contextmanager
     def absent(self, remote: Remote, virtual_bytes: int, is_served: Callable[[], bool]
-               ) -> Iterator[Callable[[], None]]:
+               ) -> Iterator[None]:
         """Have the gateway open a base that cannot be read now: it learns its size.
 
-        Nobody else changes the way to it meanwhile.
+        Nobody else changes the way to it meanwhile; afterwards it is read by no way until the watch
+        finds one. Nothing of that happens if it can be read by now.
 
-        :param is_served: tells whether somebody else has had it opened by now: nobody who reads
-            it may ever come to what has but its size.
-        :returns: has it be read by no way, until the watch finds one; to be called before anybody
-            reads it. Nothing happens then if it can be read by now.
+        :param is_served: tells whether somebody else has had it opened by now.
         :raises StorageDaemonError: if no connector can be started.
         """
         export = remote.export
         with self._watch.alone(export):
             self._remotes.setdefault(export, remote)
             if is_served() or self._connectors.name_of(export):
-                yield lambda: None
+                yield
                 return
             self._connectors.connect(export, absent_way(export, virtual_bytes))
             try:
-                yield lambda: self._connectors.park_absent(export)
+                yield
             finally:
                 self._connectors.park_absent(export)
 

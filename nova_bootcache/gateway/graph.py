@@ -180,6 +180,10 @@ def present(image_ids: Iterable[str], nodes: Mapping[str, str],
 
 
 def _content(file: str) -> str:
-    """Return the export that a node reads by a link, by what QEMU calls its file; else nothing."""
-    found = re.fullmatch(r'nbd\+unix:///(.+)\?socket=.+', file)
+    """Return the export that a node reads, by what QEMU calls its file; else nothing.
+
+    It is read by a link, but in a gateway that was started before there were connectors.
+    """
+    found = re.match(r'nbd(?:\+unix)?://[^/]*/([^?]+)', file) \
+        or re.search(r'"export": "([^"]+)"', file)
     return found[1] if found else ''

@@ -152,6 +152,9 @@ def test_qemu_takes_each_step_and_what_is_wanted_is_there_then(wanted):
 
 @pytest.mark.parametrize('file, content', [
     ('nbd+unix:///base-x?socket=/s', 'base-x'),
+    # Of a gateway that was started before there were connectors.
+    ('nbd://10.0.0.5:10810/base-x', 'base-x'),
+    ('json:{"driver": "raw", "file": {"tls-creds": "t", "export": "base-x"}}', 'base-x'),
     ('', ''), ('/a/file', ''), ('json:{"driver": "qcow2"}', '')])
 def test_which_content_a_node_reads_is_told_by_its_file(file, content):
     nodes = {naming.node_name(graph.TOP, IMAGE): '', naming.node_name(graph.REMOTE, IMAGE): file}

@@ -223,7 +223,7 @@ class HostSide:
         for path, _known in list(needs._in_making.items()):
             if os.path.exists(path):
                 yield f'{path} is in the making'
-        for image_id in needs._booting:
+        for image_id in needs._booting._counts:
             yield f'a boot of {image_id} is watched'
         for image_id in needs._arriving:
             yield f'{image_id} arrives'

@@ -8,12 +8,12 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from oslo_log import log as logging
 
 from bootcache import listening
-from bootcache.locks import leaf
+from bootcache.locks import UsageCounts
 
 LOG = logging.getLogger(__name__)
 
@@ -66,15 +66,13 @@ class GatewaySocket:
         self.reason = ''
         # The socket of which a start has shown that.
         self._denied_socket: tuple[int, ...] | None = None
-        # Servers that go the stock way just now. Guarded by the lock.
-        self._stock_only: set[str] = set()
-        self._lock = leaf('the lock of servers that go the stock way')
+        # Servers that go the stock way just now.
+        self._stock_only = UsageCounts('servers that go the stock way')
 
     def reason_for(self, server_id: str) -> str:
         """Return why a server is to go the stock way; empty if it need not."""
-        with self._lock:
-            only = server_id in self._stock_only
-        return self.reason or ('it did not start from a cache image' if only else '')
+        return self.reason or (
+            'it did not start from a cache image' if server_id in self._stock_only else '')
 
     def check(self) -> None:
         """Have new servers try the socket again if it is another one, or has other rights."""
@@ -123,13 +121,6 @@ class GatewaySocket:
         LOG.warning('bootcache: server %s did not start, as QEMU could not open %s; it is made the'
                     ' stock way', server_id, path)
 
-    @contextlib.contextmanager
-    def stock_only(self, server_id: str) -> Iterator[None]:
+    def stock_only(self, server_id: str) -> contextlib.AbstractContextManager[None]:
         """Send a server the stock way while the block runs."""
-        with self._lock:
-            self._stock_only.add(server_id)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._stock_only.discard(server_id)
+        return self._stock_only.of(server_id)

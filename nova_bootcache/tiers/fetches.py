@@ -42,14 +42,11 @@ _CURE = ('install a QEMU that was built with {0} and start nova-compute anew, or
 
 
 class Readable:
-    """What this host's QEMU can read: asked once for each kind of compression.
+    """What this host's QEMU can read: asked once for each kind of compression."""
 
-    :param clock: gives monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self) -> None:
         # Of kinds of compression that could not be looked into, and of files, by their digest.
-        self._again = GrowingPauses(_UNREADABLE_SECONDS, _LONGEST_UNREADABLE, clock)
+        self._again = GrowingPauses(_UNREADABLE_SECONDS, _LONGEST_UNREADABLE)
         # Several threads may find out the same at once.
         self._reads: dict[Compression, bool] = {}
 
@@ -207,22 +204,10 @@ class Awaited:
 
 # A boot waits for the fetch. One that is slow as many hosts fetch goes on: what a boot reads from
 # the base would come by the same link. One from which nothing comes is given up.
-_GRACE_SECONDS = 30
+GRACE_SECONDS = 30
 _SLOWEST = 128 << 10
 # An empty cache image is a header and its first tables.
 _EMPTY_CLUSTER = 65536
-
-
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """How long a fetch may take.
-
-    :ivar seconds: in all.
-    :ivar stalled: in which nothing comes.
-    """
-
-    seconds: float
-    stalled: float
 
 
 class Fetches:
@@ -299,11 +284,11 @@ class Fetches:
         """
         partial = self._partial(remote.image_id, medium)
 
-        def bring(patience: Patience) -> None:
+        def bring(seconds: float) -> None:
             begun = time.monotonic()
             others = self.ask_others(remote.image_id, cache_image)
             if others is None or not self.exchange(others, remote, cache_image, cache_export,
-                                                   partial, patience, begun, rate):
+                                                   partial, seconds, begun, rate):
                 self._copy(remote, cache_export, cache_image.bytes, partial, rate)
 
         return self.receive(CacheEntry(remote, cache_image, cache_image.sha256,
@@ -342,13 +327,14 @@ class Fetches:
                          f' {wanted.bytes} bytes that differ,')
 
     def receive(self, wanted: CacheEntry, medium: Medium, partial: str,
-                bring: Callable[[Patience], None], rate: int = 0,
+                bring: Callable[[float], None], rate: int = 0,
                 has_room: bool = False) -> CacheEntry:
         """Have a cache image brought, verify it, and put it into its place.
 
         :param wanted: what is noted of it when it is there.
         :param partial: the file that it is brought into; it is gone when this returns.
-        :param bring: does so.
+        :param bring: does so; told how many seconds that may take in all. In ``GRACE_SECONDS`` of
+            these something has to come.
         :param rate: bytes a second at which it does at most; 0 for no limit.
         :param has_room: whether its room is kept by whoever calls, for as long as this takes.
         :returns: what is noted of it, or of the same one that was there before.
@@ -360,7 +346,7 @@ class Fetches:
         assert info is not None
 
         def make() -> CacheEntry:
-            bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))
+            bring(GRACE_SECONDS + info.bytes / _SLOWEST)
             steps.reached('fetch: copied')
             self._verify(partial, wanted.remote, info)
             steps.reached('fetch: verified')
@@ -433,13 +419,14 @@ class Fetches:
         return self._exchanges.ask(image_id, info)
 
     def exchange(self, others: Exchanged, remote: Remote, info: CacheInfo, export: str,
-                 partial: str, patience: Patience, begun: float, rate: int = 0,
+                 partial: str, seconds: float, begun: float, rate: int = 0,
                  check: Callable[[], None] = lambda: None) -> bool:
         """Bring a cache image from other hosts, and from the storage node what these do not give.
 
         :param others: what ``ask_others`` has returned.
         :param export: the exporter's name for the file.
         :param partial: the file that it is brought into.
+        :param seconds: that it may take.
         :param begun: since when it has been waited for, in monotonic seconds.
         :param rate: bytes a second at most; 0 for no limit.
         :param check: called several times a second where it is not paced.
@@ -451,7 +438,7 @@ class Fetches:
         assert self._exchanges is not None
         return self._exchanges.bring(
             remote, others, info, partial, self._node(remote, export), rate=rate,
-            seconds=patience.seconds, stalled=patience.stalled, begun=begun,
+            seconds=seconds, stalled=GRACE_SECONDS, begun=begun,
             # A header that names another place is rewritten: the file is not what others have.
             gives_on=info.backing_uri == self._base_uri(remote.image_id),
             check=(lambda: self._check_patience(remote.image_id)) if rate else check)
@@ -471,12 +458,12 @@ class Fetches:
     def _copy(self, remote: Remote, export: str, size: int, path: str, rate: int) -> None:
         node = self._node(remote, export)
         if not rate:
-            qemuimg.copy_raw(node, path, seconds=_GRACE_SECONDS + size / _SLOWEST,
-                             stalled=_GRACE_SECONDS)
+            qemuimg.copy_raw(node, path, seconds=GRACE_SECONDS + size / _SLOWEST,
+                             stalled=GRACE_SECONDS)
             return
         qemuimg.copy_paced(node, path, length=size, rate=rate,
                            check=lambda: self._check_patience(remote.image_id),
-                           seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
+                           seconds=GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
 
     def make_empty(self, remote: Remote, virtual_bytes: int) -> CacheEntry:
         """Make a cache image without data: the name that a whole one replaces later.

@@ -229,7 +229,7 @@ def test_the_driver_restarts_in_the_midst(host, hosts, node, directory, monkeypa
 
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
 def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, monkeypatch):
-    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 3)
+    monkeypatch.setattr(fetches, 'GRACE_SECONDS', 3)
     host.service.freeze()
     boot(host, f'{directory}/disk')
     way.end()
@@ -274,7 +274,7 @@ def test_what_can_come_no_more_is_an_error_and_never_other_bytes(host, way, dire
 def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeypatch):
     """What cannot be taken out of the gateway at once ends when its reads have failed, and goes
     when the base can be read again."""
-    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 2)
+    monkeypatch.setattr(fetches, 'GRACE_SECONDS', 2)
     monkeypatch.setattr(fetches, '_SLOWEST', 1 << 30)
     monkeypatch.setattr(daemonjobs, '_ENDING_SECONDS', 1)
     host.service.freeze()
@@ -308,7 +308,7 @@ def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory,
     host.service.extra = {'server': ['127.0.0.1', way.port]}
     host.service.freeze()
     host.service.others[OTHER] = node.exporter.describe(other)
-    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 2)
+    monkeypatch.setattr(fetches, 'GRACE_SECONDS', 2)
     monkeypatch.setattr(fetches, '_SLOWEST', 1 << 30)
     monkeypatch.setattr(daemonjobs, '_ENDING_SECONDS', 1 if by_upkeep else 100)
     monkeypatch.setattr(below, '_TIDY_SECONDS', 100)

@@ -12,7 +12,7 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -218,7 +218,7 @@ class Watch:
                     raise failed[way.origin]
                 # One that was killed is started again.
                 avoid = {before} if self._connectors.runs(before) else set()
-                self._connectors.connect(export, way, avoid | self._silent_of(way.origin))
+                self._connectors.connect(export, way, avoid | self._silent_of(way.origin, avoid))
                 self._silent.pop(export, None)
                 self._failed.pop(export, None)
                 return
@@ -229,12 +229,15 @@ class Watch:
         self._failed[export] = self._clock(), error
         raise error
 
-    def _silent_of(self, origin: str) -> set[str]:
+    def _silent_of(self, origin: str, avoid: Container[str]) -> set[str]:
         """Return the names of an origin's connectors by which another base has no answer just now:
         what is opened there would wait with that, and keep all others waiting.
+
+        :param avoid: those that are not looked at.
         """
         read = {self._connectors.name_of(export): export for export in self._known()}
-        exports = [export for name, export in read.items() if name.startswith(f'{origin}-')]
+        exports = [export for name, export in read.items()
+                   if name.startswith(f'{origin}-') and name not in avoid]
         answers = self._read(exports, 1.0)
         return {self._connectors.name_of(export) for export in exports
                 if answers[export] is Answer.SILENT}

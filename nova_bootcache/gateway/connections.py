@@ -102,7 +102,9 @@ class BaseConnections:
             self._watch.check(export)
 
     def _ways(self, export: str, quickly: bool) -> Iterator[Way]:
-        remote = self._all()[export]
+        remote = self._all().get(export)
+        if remote is None:
+            raise exception.StorageNodeAway(f'{export} is not needed any more')
         # Why it is not read in Ceph is logged.
         if not self._watch.is_bad(export, self._clones.origin) and (
                 way := self._clones.way(remote, makes=not quickly)) is not None:

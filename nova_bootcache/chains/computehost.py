@@ -23,7 +23,6 @@ from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.gateway.storespace import StoreSpace
 from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.storagenode import TakenCertificates
@@ -48,7 +47,6 @@ class ComputeHost:
     :ivar chains: makes and keeps servers' chains.
     :ivar facts: what placement has to know of this host.
     :ivar expansions: expands cache images that came compressed.
-    :ivar store_space: what growing stores were to grow into.
 
     :param conf: Nova's configuration, with the driver's options registered.
     :param cache_directory: of the host's cache images.
@@ -89,7 +87,6 @@ class ComputeHost:
                                group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
-        self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
         self.room = Room(self.cache, self.below, self.needs, limits)
         self._readable = Readable()
         self.exchange_asking = ExchangeAsking(conf, self.storage)

@@ -251,19 +251,19 @@ class Gateway:
             self._reconcile(image_id, dataclasses.replace(graph.as_it_is(there), **wishes), there)
 
     def _reconcile(self, image_id: str, wanted: Wanted, there: Present) -> None:
-        for step in graph.reconcile(wanted, there):
-            if step.action is GraphAction.CHECK_JOB:
+        for action, kind in graph.reconcile(wanted, there):
+            if action is GraphAction.CHECK_JOB:
                 if daemonjobs.is_there(self.daemon, graph.arrival_job(image_id)):
                     raise exception.StorageDaemonBusy(
                         f'gateway: the cache image of {image_id} still comes: its job has not'
                         ' ended, and may wait for the storage node')
                 continue
             with self.daemon.session() as session:
-                if step.action is GraphAction.READ:
+                if action is GraphAction.READ:
                     self.connections.check(there.content)
-                    self.read_from(image_id, step.kind)
+                    self.read_from(image_id, kind)
                 else:
-                    name = naming.node_name(step.kind, image_id)
+                    name = naming.node_name(kind, image_id)
                     try:
                         session.execute('blockdev-del', node_name=name)
                     except exception.StorageDaemonError:

@@ -50,16 +50,8 @@ class GraphAction(enum.Enum):
     DELETE = 'remove a node'
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphStep:
-    """One change of an image's nodes.
-
-    :ivar action: what is done.
-    :ivar kind: of the node that it is about; empty where it is about none.
-    """
-
-    action: GraphAction
-    kind: str = ''
+# What is done, and the kind of the node that it is about; empty where it is about none.
+GraphStep = tuple[GraphAction, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +123,14 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     if not there.is_exported and wanted.store is not Store.GROWS and not wanted.arrives:
         going.update(KINDS)
     leaving = [kind for kind in KINDS if kind in going & there.kinds]
-    steps = []
+    steps: list[GraphStep] = []
     if not wanted.arrives and there.kinds & set(ARRIVAL):
-        steps.append(GraphStep(GraphAction.CHECK_JOB))
+        steps.append((GraphAction.CHECK_JOB, ''))
     if leaving and TOP in there.kinds and TOP not in leaving:
-        steps.append(GraphStep(GraphAction.READ, lower(there.kinds - going)))
+        steps.append((GraphAction.READ, lower(there.kinds - going)))
     # What is on top of all goes first.
     leaving.sort(key=lambda kind: kind != TOP)
-    steps += [GraphStep(GraphAction.DELETE, kind) for kind in leaving]
+    steps += [(GraphAction.DELETE, kind) for kind in leaving]
     return tuple(steps)
 
 

@@ -4,7 +4,6 @@ Nova's user may not become QEMU's: nothing else tells what modes, access control
 SELinux deny QEMU, or what QEMU's container lacks.
 """
 
-import contextlib
 import errno
 import os
 import re
@@ -111,7 +110,7 @@ class GatewaySocket:
             is_here = os.path.exists(path) if not is_socket else (
                 before is not None and self._identity() == before and listening.is_served(path))
             self._failed(server_id, path, denial_of_start(str(error), path, is_socket, is_here))
-            with self.stock_only(server_id):
+            with self._stock_only.of(server_id):
                 start()
 
     def _failed(self, server_id: str, path: str, denied: str) -> None:
@@ -120,7 +119,3 @@ class GatewaySocket:
             LOG.error('bootcache: servers go the stock way: %s', denied)
         LOG.warning('bootcache: server %s did not start, as QEMU could not open %s; it is made the'
                     ' stock way', server_id, path)
-
-    def stock_only(self, server_id: str) -> contextlib.AbstractContextManager[None]:
-        """Send a server the stock way while the block runs."""
-        return self._stock_only.of(server_id)

@@ -79,9 +79,6 @@ class Room:
 
         :param but: keys of what does not count, as it is what is to come.
         """
-        return [item for item in self._all_items(medium) if item.key not in but]
-
-    def _all_items(self, medium: Medium) -> list[Item]:
         items = []
         for entry in self._files.entries():
             image_id = entry.remote.image_id
@@ -110,7 +107,7 @@ class Room:
                                       busy=self._needs.is_booting(key.removeprefix(_STORE))))
         items.extend(Item(key, size, 0.0, busy=True) for key, (there, size) in promised.items()
                      if there is medium)
-        return items
+        return [item for item in items if item.key not in but]
 
     def has_room(self, medium: Medium, image_id: str, size: int) -> bool:
         """Tell whether a file of an image would fit a tier, after evictions if need be.
@@ -191,7 +188,7 @@ class Room:
     @contextlib.contextmanager
     def _beside(self, key: str, medium: Medium, size: int, most: int) -> Iterator[None]:
         with self._room_lock:
-            used = sum(item.bytes for item in self._all_items(medium))
+            used = sum(item.bytes for item in self._items(medium))
             if used + size > most:
                 raise exception.NoRoom(
                     f'compute {medium.value} has {used} bytes, and is to have {most} at most with'

@@ -246,7 +246,7 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
 def test_bytes_are_right_where_nobody_can_tell_what_is_allocated(host, way, node, directory):
     boot(host, f'{directory}/disk')
     job = graph.arrival_job(IMAGE)
-    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')
     with way.telling_nothing_of_what_is_allocated(), contextlib.suppress(nbd.Error):
         # A connector looks for holes in what it is asked for, as any NBD server of QEMU's.
         assert read(host, LAST, 4096) == content(node)[LAST:LAST + 4096]
@@ -259,7 +259,7 @@ def test_what_can_come_no_more_is_an_error_and_never_other_bytes(host, way, dire
     """Also of a read that waits while the job runs by which it comes: a guest stands still."""
     boot(host, f'{directory}/disk')
     job = graph.arrival_job(IMAGE)
-    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')
     os.kill(way.process.pid, signal.SIGSTOP)
     before = way.unread_bytes()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -281,7 +281,7 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
     boot(host, f'{directory}/disk')
     # Before that there is nothing that could hang.
     job = graph.arrival_job(IMAGE)
-    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')
     os.kill(way.process.pid, signal.SIGSTOP)
     try:
         until(lambda: not host.needs.is_arriving(IMAGE), 'the end of the arrival')
@@ -325,7 +325,7 @@ def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory,
             host.reconcile()
 
     boot(host, f'{directory}/disk')
-    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')
     os.kill(way.process.pid, signal.SIGSTOP)
     tidies = threading.Thread(target=reconcile)
     try:

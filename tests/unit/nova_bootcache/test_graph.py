@@ -58,20 +58,21 @@ class Qemu:
             assert self.below in self.kinds
 
     def do(self, step):
-        if step.action is GraphAction.CHECK_JOB:
+        action, of = step
+        if action is GraphAction.CHECK_JOB:
             assert not self.has_job
             self.is_checked = True
-        elif step.action is GraphAction.READ:
-            assert graph.TOP in self.kinds and step.kind in self.kinds
-            self.below = step.kind
+        elif action is GraphAction.READ:
+            assert graph.TOP in self.kinds and of in self.kinds
+            self.below = of
         else:
-            assert self.is_checked or step.kind not in graph.ARRIVAL
-            assert not (self.is_exported and step.kind == graph.TOP)
-            assert step.kind in self.kinds
+            assert self.is_checked or of not in graph.ARRIVAL
+            assert not (self.is_exported and of == graph.TOP)
+            assert of in self.kinds
             for kind in self.kinds:
-                assert step.kind not in EDGES.get(kind, ()), f'{kind} reads from {step.kind}'
-            assert not (graph.TOP in self.kinds and self.below == step.kind)
-            self.kinds.remove(step.kind)
+                assert of not in EDGES.get(kind, ()), f'{kind} reads from {of}'
+            assert not (graph.TOP in self.kinds and self.below == of)
+            self.kinds.remove(of)
         self.check()
 
     @property

@@ -7,6 +7,7 @@ connectors answer tell all.
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Container, Iterable
 
@@ -21,11 +22,9 @@ from bootcache.errorlog import ErrorLog
 
 LOG = logging.getLogger(__name__)
 
-_LINKS, CONNECTORS = 'bases', 'connectors'
-# Where links lead by which nothing can be read: a socket at which nobody answers. QEMU would try a
-# path that leads nowhere after 1, 2, 4, 8 and 16 s; one that waits here is sent on, and connects
-# within a second.
-PARKED = 'parked.sock'
+LINKS, CONNECTORS = 'bases', 'connectors'
+# Where a link leads for which a socket cannot be had, at which readers wait.
+_NOWHERE = 'nowhere'
 # That a read takes before a link leads to a connector.
 _READ_SECONDS = 3
 # Who had a link be made that long ago has opened the base, or will not.
@@ -43,6 +42,22 @@ def names_in(directory: str) -> list[str]:
         return []
 
 
+def target(link: str) -> str:
+    """Return the name of the connector that a link leads to; empty if it leads to none."""
+    try:
+        name = os.path.basename(os.readlink(link)).removesuffix('.nbd')
+    except OSError:
+        return ''
+    return name if connector.NAME.fullmatch(name) else ''
+
+
+def is_parked(link: str) -> bool:
+    """Tell whether there is a socket in the place of a link, where readers wait for one."""
+    with contextlib.suppress(OSError):
+        return stat.S_ISSOCK(os.lstat(link).st_mode)
+    return False
+
+
 class Connectors:
     """Has bases be read by connectors.
 
@@ -52,7 +67,7 @@ class Connectors:
     """
 
     def __init__(self, run_dir: str, starter: Callable[[str, str], None]):
-        self._links = os.path.join(run_dir, _LINKS)
+        self._links = os.path.join(run_dir, LINKS)
         self._directory = os.path.join(run_dir, CONNECTORS)
         self._starter = starter
         # What is being opened, by the names of connectors: no link leads there yet. Each step is
@@ -72,7 +87,7 @@ class Connectors:
 
         One that has but its size is none.
         """
-        name = self._target(self.socket(export))
+        name = target(self.socket(export))
         return '' if name.startswith(connector.ABSENT) else name
 
     def has_link(self, export: str) -> bool:
@@ -87,19 +102,6 @@ class Connectors:
             return os.lstat(self.socket(export)).st_mtime
         except OSError:
             return 0.0
-
-    @staticmethod
-    def _target(link: str) -> str:
-        try:
-            name = os.path.basename(os.readlink(link)).removesuffix('.nbd')
-        except OSError:
-            return ''
-        return name if connector.NAME.fullmatch(name) else ''
-
-    def _is_parked(self, export: str) -> bool:
-        with contextlib.suppress(OSError):
-            return os.path.basename(os.readlink(self.socket(export))) == PARKED
-        return False
 
     def is_by(self, name: str, way: Way) -> bool:
         """Tell whether a connector is one of a way's, and runs."""
@@ -123,7 +125,8 @@ class Connectors:
         :raises BaseUnreadable: if that one cannot be read; likewise.
         :raises StorageDaemonError: if nothing can be opened by the way; likewise.
         """
-        before, was_parked = self._target(self.socket(export)), self._is_parked(export)
+        link = self.socket(export)
+        before, was_parked = target(link), is_parked(link)
         name = next((name for name in self._names(way) if name not in avoid), '')
         if not name:
             raise exception.StorageDaemonBusy(f'{way.text}: its connectors have no answer')
@@ -173,7 +176,7 @@ class Connectors:
         try:
             self._starter('release', '')
         except exception.StorageDaemonError as error:
-            # Each of them connects by its link some seconds later.
+            # Nobody waits if that has ended; else upkeep asks again.
             LOG.warning('who waits for %s is not sent on: %s', export, error)
 
     @staticmethod
@@ -198,11 +201,15 @@ class Connectors:
 
         :raises StorageDaemonError: if the link cannot be made.
         """
-        self._link(export, PARKED)
+        try:
+            self._starter('park', connector.digest(export))
+        except exception.StorageDaemonError as error:
+            LOG.warning('who reads %s does not wait at a socket: %s', export, error)
+            self._link(export, _NOWHERE)
 
     def park_absent(self, export: str) -> None:
         """Do both with a base of which there is but its size; raises as these."""
-        name = self._target(self.socket(export))
+        name = target(self.socket(export))
         if name.startswith(connector.ABSENT):
             self.park(export)
             self.disconnect(name)
@@ -232,7 +239,7 @@ class Connectors:
         found: dict[str, set[str]] = {}
         with contextlib.suppress(FileNotFoundError):
             for entry in os.listdir(self._links):
-                if entry.endswith('.sock') and (name := self._target(
+                if entry.endswith('.sock') and (name := target(
                         os.path.join(self._links, entry))):
                     found.setdefault(name, set()).add(entry.removesuffix('.sock'))
         for export, name in list(self._opening.items()):
@@ -288,5 +295,7 @@ class Connectors:
                 self._tidy(name)
             except exception.StorageDaemonError as error:
                 failed.append(f'connector {name}: {error}')
+        # Whoever has made a link may have been killed before that.
+        self._starter('release', '')
         if failed:
             raise exception.StorageDaemonError('; '.join(failed))

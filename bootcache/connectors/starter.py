@@ -1,4 +1,4 @@
-"""Starts and kills connectors, and owns the socket at which bases wait that cannot be read.
+"""Starts and kills connectors, and owns the sockets at which readers of a base wait for a way.
 
 ``bootcache-connectors`` does so on a compute host (supervisor.py), or nova-compute itself where it
 starts the gateway as well; on a storage node the storage service does. Connectors outlive each of
@@ -14,13 +14,13 @@ import threading
 
 from bootcache import errorlog, exception
 from bootcache.connectors import connector
-from bootcache.connectors.connectors import CONNECTORS, PARKED, names_in
+from bootcache.connectors.connectors import CONNECTORS, LINKS, is_parked, names_in, target
 from bootcache.storagedaemon import StorageDaemon
 
 PROGRAM = 'bootcache-connectors'
-_REQUEST = re.compile(f'(start|kill) {connector.NAME.pattern}|release ')
+_REQUEST = re.compile(f'(start|kill) {connector.NAME.pattern}|park [0-9a-f]{{32}}|release ')
 _MOST_RUNNING = 64
-_MOST_PARKED = 4096
+_MOST_WAITING = 64
 
 
 class Starter:
@@ -31,28 +31,33 @@ class Starter:
 
     def __init__(self, run_dir: str):
         self._directory = os.path.join(run_dir, CONNECTORS)
+        self._links = os.path.join(run_dir, LINKS)
         self._lock_path = os.path.join(run_dir, f'{PROGRAM}.lock')
-        # One a name, without a rank: nothing but that connector's own monitor is taken under it.
+        # One a name, without a rank: nothing but a connector's own monitor is taken under it.
         self._locks: dict[str, threading.Lock] = {}
-        self._parked: socket.socket | None = None
+        # By the digests of bases' names. Each step is atomic.
+        self._parked: dict[str, socket.socket] = {}
 
     def do(self, word: str, name: str = '') -> None:
-        """Start or kill a connector, or send on those who wait at the parked socket.
+        """Start or kill a connector, or have readers of bases wait, or go on.
 
         Requests for other names do not wait for this one.
 
         :param word: ``start``: nothing happens to one that runs; ``kill``: whatever waits in it, it
-            is gone when this returns; ``release``: who waits connects again, by the links; nothing
-            happens without ``listen``.
-        :param name: of the connector; empty for ``release``.
+            is gone when this returns; ``park``: a base has a socket at which nobody answers,
+            in its link's place; ``release``: whoever waits for a base that has a link again, or is
+            forgotten, connects anew.
+        :param name: of the connector; for ``park`` the digest of the base's name.
         :raises StorageDaemonError: if it cannot be done.
         """
         if not _REQUEST.fullmatch(f'{word} {name}'):
             raise exception.StorageDaemonError('there is no such request')
         with self._locks.setdefault(name, threading.Lock()):
+            if word == 'park':
+                self._park(name)
+                return
             if word == 'release':
-                if self._parked is not None:
-                    self.listen()
+                self._release()
                 return
             daemon = self._daemon(name)
             if word == 'kill':
@@ -72,34 +77,55 @@ class Starter:
         return connector.daemon(self._directory, name, autostart=True)
 
     def listen(self) -> None:
-        """Listen where bases are parked; who waits there by now is sent on.
+        """Be the one that starts connectors; who waits for a base does so at this one's sockets.
 
-        :raises StorageDaemonError: if another process does, or the socket cannot be made.
+        :raises StorageDaemonError: if another process is, or a socket cannot be made.
         """
-        path = os.path.join(self._directory, PARKED)
         try:
-            if self._parked is None:
-                os.makedirs(self._directory, mode=0o700, exist_ok=True)
-                # Held for life, and by no child.
-                lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o600)
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f'{path}.new')
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(f'{path}.new')
-            listener.listen(_MOST_PARKED)
-            os.rename(f'{path}.new', path)
+            os.makedirs(self._links, mode=0o700, exist_ok=True)
+            # Held for life, and by no child.
+            lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise exception.StorageDaemonError(
                 f'another process has {self._lock_path}: {PROGRAM}, or nova-compute, by'
                 ' [bootcache]gateway_autostart; only one of them starts connectors') from None
         except OSError as error:
             raise exception.StorageDaemonError(
+                f'{self._lock_path} cannot be made: {error}') from error
+        for entry in os.listdir(self._links):
+            name, _, kind = entry.partition('.')
+            if kind == 'sock' and not target(self._path(name)):
+                self.do('park', name)
+
+    def _park(self, name: str) -> None:
+        """QEMU would try a path that leads nowhere after 1, 2, 4, 8 and 16 s; who waits at a socket
+        tries its path again a second after that has gone.
+        """
+        path = self._path(name)
+        try:
+            os.makedirs(self._links, mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f'{path}.new')
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(f'{path}.new')
+            listener.listen(_MOST_WAITING)
+            os.rename(f'{path}.new', path)
+        except OSError as error:
+            raise exception.StorageDaemonError(
                 f'the socket {path} cannot be made: {error}') from error
-        # Another one has its place: who is sent on may come back at once.
-        self._parked, before = listener, self._parked
+        before, self._parked[name] = self._parked.get(name), listener
         if before is not None:
             before.close()
+
+    def _release(self) -> None:
+        for name in list(self._parked):
+            with self._locks[name]:
+                if not is_parked(self._path(name)):
+                    self._parked.pop(name).close()
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._links, f'{name}.sock')
 
     def kill_all(self) -> None:
         """Kill all connectors but those that cannot be ended."""

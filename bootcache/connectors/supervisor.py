@@ -1,6 +1,6 @@
 """``bootcache-connectors``: starts and kills connectors at nova-compute's word, and outlives it.
 
-A request is a line, ``start NAME``, ``kill NAME`` or ``release``, on a unix socket of its user's:
+A request is a line, ``start NAME`` or ``release`` for instance, on a unix socket of its user's:
 see ``Starter``. The answer is a line as well: empty, or what went wrong. A supervisor that was
 killed is started again, and finds its connectors; one that is told to end kills them.
 """

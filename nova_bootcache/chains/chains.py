@@ -18,6 +18,7 @@ from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains import chainstores
 from nova_bootcache.chains.chainstores import ChainStores, Parts
 from nova_bootcache.chains.serving import Serving
+from nova_bootcache.gateway import connections
 from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.storagenode import Remote
 
@@ -422,9 +423,10 @@ class Chains:
             self._gateway.ensure_base(found.remote)
 
     def is_read(self, image_id: str) -> bool:
-        """Tell whether an image's base can be read, as far as the watch over bases knows."""
+        """Tell whether servers that run can read an image's base now."""
         entry = self._cache.known(image_id)
-        return entry is not None and self._gateway.connections.is_read(entry.remote.export)
+        return entry is not None and self._gateway.connections.is_read(entry.remote.export) \
+            and self._gateway.reads(image_id)
 
     def reach_base(self, image_id: str) -> None:
         """See to it that servers that run are served an image's base.
@@ -439,6 +441,8 @@ class Chains:
             self.keep_chain(image_id, guest_waits=True)
         if (error := self._gateway.connections.failure(entry.remote)) is not None:
             raise error
+        if not self._gateway.reads(image_id):
+            raise connections.away(entry.remote, 'the gateway cannot read it yet')
 
     def find_base(self, image_id: str) -> None:
         """Have an image's base be read from where it is now, which the storage service is asked.

@@ -51,7 +51,8 @@ class BaseStatus:
     answered: float | None
 
 
-def _away(remote: Remote, error: object) -> exception.StorageNodeAway:
+def away(remote: Remote, error: object) -> exception.StorageNodeAway:
+    """Return the error of a base that cannot be read."""
     return exception.StorageNodeAway(
         f'gateway: {remote.export}: the exporter at'
         f' {naming.tcp_address(remote.host, remote.port)} cannot be reached: {error}')
@@ -102,9 +103,8 @@ class BaseConnections:
             self._watch.check(export)
 
     def _ways(self, export: str, quickly: bool) -> Iterator[Way]:
-        remote = self._all().get(export)
-        if remote is None:
-            raise exception.StorageNodeAway(f'{export} is not needed any more')
+        if (remote := self._all().get(export)) is None:
+            raise exception.StorageNodeAway(f'{export} is needed by nobody any more')
         # Why it is not read in Ceph is logged.
         if not self._watch.is_bad(export, self._clones.origin) and (
                 way := self._clones.way(remote, makes=not quickly)) is not None:
@@ -149,7 +149,7 @@ class BaseConnections:
         except _TOLD:
             raise
         except exception.BootcacheError as error:
-            raise _away(remote, error) from error
+            raise away(remote, error) from error
 
     def failure(self, remote: Remote) -> exception.BootcacheError | None:
         """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody
@@ -159,7 +159,7 @@ class BaseConnections:
         if error is None:
             return None
         told = '; '.join(filter(None, (str(error), self._not_found.get(remote.export))))
-        return type(error)(told) if isinstance(error, _TOLD) else _away(remote, told)
+        return type(error)(told) if isinstance(error, _TOLD) else away(remote, told)
 
     def _look_for(self, exports: list[str]) -> None:
         for export in exports[:_MOST_FOUND]:

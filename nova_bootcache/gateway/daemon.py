@@ -12,7 +12,9 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import daemonjobs, exception, growingstore, naming, qemuimg, steps
+from bootcache import daemonjobs, exception, green, growingstore, naming, qemuimg, steps
+from bootcache.connectors import probe
+from bootcache.connectors.probe import Answer
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.gateway import graph
@@ -25,6 +27,8 @@ LOG = logging.getLogger(__name__)
 
 # A boot waits for the gateway for so long, and goes the stock way then.
 _ANSWER_SECONDS = 5
+# Within this a base is read that servers are to go on with.
+_LOOK_SECONDS = 1
 # Servers of many images that start at once on a slow disk each want it several times.
 _QUEUE_SECONDS = 60
 # For which reads wait of a base that can be read by no way. They may have waited for 15 s before
@@ -146,6 +150,14 @@ class Gateway:
         """Tell whether a base is served to this host's servers."""
         return self.daemon.answers() and naming.export_name(
             naming.EXPORT_BASE, image_id) in self.daemon.exports()
+
+    def reads(self, image_id: str) -> bool:
+        """Tell whether a base can be read where servers do: connecting takes the gateway a second
+        from when there is a way.
+        """
+        export = naming.export_name(naming.EXPORT_BASE, image_id)
+        return green.aside(lambda: probe.read({export: self.socket_path}, _LOOK_SECONDS))[
+            export] is Answer.READ
 
     def served(self) -> set[str]:
         """Return the images whose bases are served to this host's servers.

@@ -4,7 +4,6 @@ Gateway, exporter and chains are real; the storage service's answers are a stand
 """
 
 import dataclasses
-import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +14,7 @@ from functional_tools import qemu_img, reached, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
-from bootcache.connectors.connectors import PARKED
+from bootcache.connectors.connectors import is_parked
 from bootcache.workingset import Extent
 
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
@@ -108,8 +107,7 @@ def test_several_starts_at_once_leave_it_read_by_no_way(host, node, directory):
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda _number: start(host, directory), range(12)))
     assert not is_read(host, node)
-    socket = host.connections.socket(node.remote().export)
-    assert os.path.basename(os.readlink(socket)) == PARKED
+    assert is_parked(host.connections.socket(node.remote().export))
 
 
 def test_what_needs_the_data_does_not_take_it(host, directory):

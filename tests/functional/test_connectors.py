@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -156,9 +157,9 @@ def test_reads_of_a_base_that_is_away_fail_and_then_go_on(
     until(lambda: reads(path, content), 'reads that go on')
 
 
-def park(connectors):
-    name = connectors.name_of(EXPORT)
-    connectors.park(EXPORT)
+def park(connectors, export=EXPORT):
+    name = connectors.name_of(export)
+    connectors.park(export)
     connectors.disconnect(name)
 
 
@@ -253,3 +254,36 @@ def test_many_bases_are_connected_by_many_threads_at_once(connectors, storage_no
     assert len({connectors.name_of(export) for export in exports}) == 1
     answers = probe.read({export: connectors.socket(export) for export in exports}, 4)
     assert set(answers.values()) == {Answer.READ}
+
+
+def test_who_waits_for_a_base_stays_where_it_is_until_there_is_a_way_to_that_one(
+        connectors, storage_nodes):
+    """QEMU waits for twice as long after each time that it was sent on for nothing."""
+    node, *_others = storage_nodes
+    node.add_export('other', 'base')
+    ways = {EXPORT: way(node), 'other': nbd_way('127.0.0.1', node.listener.port, 'other')}
+    waiting = {}
+    for export, found in ways.items():
+        connectors.connect(export, found)
+        park(connectors, export)
+        waiting[export] = socket.socket(socket.AF_UNIX)
+        waiting[export].connect(connectors.socket(export))
+        waiting[export].settimeout(60)
+    connectors.connect('other', ways['other'])
+    connectors.keep(list(ways))
+    assert is_over(waiting['other'])
+    waiting[EXPORT].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        waiting[EXPORT].recv(1)
+    # Whoever made a link may have been killed before it told of that.
+    os.rename(connectors.socket('other'), connectors.socket(EXPORT))
+    connectors.keep([EXPORT])
+    waiting[EXPORT].settimeout(60)
+    assert is_over(waiting[EXPORT])
+
+
+def is_over(client):
+    try:
+        return client.recv(1) == b''
+    except ConnectionResetError:
+        return True

@@ -24,6 +24,7 @@ TOP = Path(__file__).resolve().parents[2]
 NOVA = 42436
 QEMU = 'libvirt-qemu'
 CONNECTOR = '0123456789abcdef-0'
+BASE = '0123456789abcdef' * 2
 # The tree, and Python's packages, may be where that user cannot read.
 READS = ('--inh-caps=+dac_read_search', '--ambient-caps=+dac_read_search')
 
@@ -142,6 +143,7 @@ def connectors_by_unit(directory):
         until(lambda: listening.is_served(f'{directory}/connectors.sock'), 'the supervisor')
         assert not reaches(f'{directory}/connectors.sock')
         supervisor.ask(directory, 'start', CONNECTOR)
+        supervisor.ask(directory, 'park', BASE)
         yield
     finally:
         process.terminate()
@@ -156,6 +158,7 @@ def connectors_by_driver(directory):
         starter = Starter({directory!r})
         starter.listen()
         starter.do('start', {CONNECTOR!r})
+        starter.do('park', {BASE!r})
         print(flush=True)
         input()
         starter.kill_all()
@@ -169,5 +172,6 @@ def connectors_by_driver(directory):
 def test_qemu_reaches_no_connector_and_starts_none(run_dir, start):
     """Only the gateway reads by them, and only nova-compute has them started and killed."""
     with start(run_dir):
-        for name in (f'{CONNECTOR}.nbd', f'{CONNECTOR}.qmp', 'parked.sock'):
-            assert not reaches(f'{run_dir}/connectors/{name}')
+        for name in (f'connectors/{CONNECTOR}.nbd', f'connectors/{CONNECTOR}.qmp',
+                     f'bases/{BASE}.sock'):
+            assert not reaches(f'{run_dir}/{name}')

@@ -16,6 +16,7 @@ from bootcache.connectors import connector, starter, supervisor
 from bootcache.connectors.starter import Starter
 
 NAME, OTHER, THIRD = '0123456789abcdef-0', '0123456789abcdef-1', 'fedcba9876543210-0'
+BASE, ANOTHER = '0123456789abcdef' * 2, 'fedcba9876543210' * 2
 
 
 @pytest.fixture
@@ -49,12 +50,24 @@ def daemon(directory, name=NAME):
     return connector.daemon(os.path.join(directory, 'connectors'), name, autostart=False)
 
 
-def parked(directory):
-    """Return a client of the socket at which nobody answers."""
+def link(directory, base=BASE):
+    return os.path.join(directory, 'bases', f'{base}.sock')
+
+
+def parked(directory, base=BASE):
+    """Return a client of the socket at which readers of a base wait."""
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(60)
-    client.connect(os.path.join(directory, 'connectors', 'parked.sock'))
+    client.connect(link(directory, base))
     return client
+
+
+def waits(client):
+    client.setblocking(False)
+    try:
+        return client.recv(1) is None
+    except BlockingIOError:
+        return True
 
 
 def is_sent_on(client):
@@ -72,29 +85,48 @@ def test_connectors_are_started_and_killed(do, directory):
     assert daemon(directory).pid() == pid
     do('kill', NAME)
     assert not daemon(directory).runs
-    assert os.listdir(os.path.join(directory, 'connectors')) == ['parked.sock']
+    assert os.listdir(os.path.join(directory, 'connectors')) == []
 
 
-@pytest.mark.parametrize('word, name', [('start', 'x'), ('kill', ''), ('end', NAME)])
+@pytest.mark.parametrize('word, name', [
+    ('start', 'x'), ('kill', ''), ('end', NAME), ('park', NAME), ('release', BASE)])
 def test_what_is_no_request_is_told(do, directory, word, name):
     with pytest.raises(exception.StorageDaemonError, match='no such request'):
         do(word, name)
 
 
-def test_who_waits_is_sent_on(do, directory):
-    before = [parked(directory) for _number in range(3)]
+def test_who_waits_for_a_base_that_has_a_link_again_is_sent_on(do, directory):
+    do('park', BASE)
+    do('park', ANOTHER)
+    found = [parked(directory) for _number in range(3)]
+    other = parked(directory, ANOTHER)
     do('release')
-    assert all(is_sent_on(client) for client in before)
-    later = parked(directory)
-    later.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        later.recv(1)
+    assert all(waits(client) for client in (*found, other))
+    os.symlink('nowhere', f'{link(directory)}.new')
+    os.rename(f'{link(directory)}.new', link(directory))
+    do('release')
+    for client in found:
+        client.settimeout(60)
+        assert is_sent_on(client)
+    assert waits(other)
+    # Nobody needs that one any more.
+    os.unlink(link(directory, ANOTHER))
+    do('release')
+    other.settimeout(60)
+    assert is_sent_on(other)
 
 
-def test_release_is_asked_for_by_many_at_once(do, directory):
+def test_many_have_bases_wait_and_go_on_at_once(do, directory):
+    def ask(number):
+        do('park', f'{number:032x}')
+        os.unlink(link(directory, f'{number:032x}'))
+        do('release')
+
+    do('park', BASE)
+    client = parked(directory)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _number: do('release'), range(64)))
-    parked(directory)
+        list(pool.map(ask, range(64)))
+    assert waits(client)
 
 
 def test_nobody_waits_for_a_connector_of_another_name(directory, monkeypatch):
@@ -113,6 +145,7 @@ def test_nobody_waits_for_a_connector_of_another_name(directory, monkeypatch):
             slow = pool.submit(supervisor.ask, directory, 'start', OTHER)
             until(lambda: os.path.exists(f'{directory}/waits'), 'the start of the slow one')
             supervisor.ask(directory, 'start', NAME)
+            supervisor.ask(directory, 'park', BASE)
             supervisor.ask(directory, 'release', '')
             assert not slow.done() and daemon(directory).answers()
             with open(f'{directory}/go', 'w'):
@@ -149,6 +182,7 @@ def test_a_connector_may_open_as_many_files_as_this_process_might(own, directory
 
 def test_connectors_outlive_a_supervisor_that_is_killed(served, directory):
     supervisor.ask(directory, 'start', NAME)
+    supervisor.ask(directory, 'park', BASE)
     pid, client = daemon(directory).pid(), parked(directory)
     served.kill()
     served.wait()
@@ -158,7 +192,8 @@ def test_connectors_outlive_a_supervisor_that_is_killed(served, directory):
     later = supervise(directory)
     supervisor.ask(directory, 'start', NAME)
     assert daemon(directory).pid() == pid
-    parked(directory)
+    # Readers wait for it again.
+    assert waits(parked(directory))
     # One that is told to end kills them.
     later.terminate()
     assert later.wait(60) == 0

@@ -66,8 +66,8 @@ def _xml(server_id: str, bus: str, disk: str, place: str) -> str:
     <disk type='file' device='disk'><driver name='qemu' type='raw'/>
       <source file='{place}.boot'/><target dev='vdz' bus='virtio'/><boot order='1'/></disk>
     <disk type='file' device='disk'><driver name='qemu' type='qcow2' {policies}/>
-      <source file='{disk}'/><target dev='{'sda' if bus == 'scsi' else 'vda'}' bus='{bus}'/><boot order='2'/>
-    </disk>
+      <source file='{disk}'/><target dev='{'sda' if bus == 'scsi' else 'vda'}' bus='{bus}'/>
+      <boot order='2'/></disk>
     <serial type='unix'><source mode='bind' path='{place}.console'/><target port='0'/></serial>
     <memballoon model='none'/>
   </devices>

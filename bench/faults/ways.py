@@ -16,12 +16,12 @@ from typing import Any
 import libvirt
 
 from bench.faults import images, storageside, wayguest
-from bench.faults.cephside import AWAY, FROZEN
+from bench.faults.cephside import AWAY
 from bench.faults.hostside import HostSide, LocalNova
 from bench.faults.images import Image
-from bench.faults.kinds import CLONES, EXPORTER, GATEWAY, HOST, READER, STORAGE, Act, Fault
+from bench.faults.kinds import EXPORTER, GATEWAY, HOST, READER, STORAGE
 from bench.faults.lives import LifeOfImage
-from bench.faults.plan import READING, Life, Row, Strike
+from bench.faults.plan import READING, Life, Row
 from bench.faults.report import Outcome
 from bench.faults.stage import Stage, Trouble
 from bench.faults.wayguest import Figures, QemuSide
@@ -223,6 +223,7 @@ class WaysStage(Stage):
         self._home.mkdir(exist_ok=True)
         self._ca = SmallCA(str(self._home / 'ca')) if way == TLS else None
         self._disk: subprocess.Popen[bytes] | None = None
+        self._base = ''
 
     def _options_of(self, name: str) -> dict[str, Any]:
         found = super()._options_of(name)
@@ -261,8 +262,7 @@ class WaysStage(Stage):
         if worker is not None and not worker.has_ended:
             with contextlib.suppress(children.ChildError):
                 worker.call('stop', seconds=20)
-        if self._disk is not None:
-            os.kill(self._disk.pid, signal.SIGCONT)
+        self.take_disk_away()
         super().close()
         for path in self._home, Path(wayguest.home(str(self.root))):
             shutil.rmtree(path, ignore_errors=True)
@@ -286,15 +286,18 @@ class WaysStage(Stage):
         run('-A')
         return lambda: run('-D')
 
-    def _forget_flows(self) -> list[Callable[[], None]]:
+    def _forget_flows(self) -> Callable[[], None]:
         """Drop the packets of all connections that there are."""
         found = netns._run('ip', 'netns', 'exec', self.network.storage, 'ss', '-Htn', 'state',
                            'established').splitlines()
         host = self.network.address(self.network.hosts[0])
-        lines = [line.split()[2:4] for line in found if line.split()[3].startswith(f'{host}:')]
-        return [self.filter(self.network.storage, 'INPUT', '-p', 'tcp', '--dport',
-                            own.rpartition(':')[2], '--sport', peer.rpartition(':')[2])
-                for own, peer in lines]
+        stack = contextlib.ExitStack()
+        for own, peer in [line.split()[-2:] for line in found]:
+            if peer.startswith(f'{host}:'):
+                stack.callback(self.filter(
+                    self.network.storage, 'INPUT', '-p', 'tcp', '--dport', own.rpartition(':')[2],
+                    '--sport', peer.rpartition(':')[2]))
+        return stack.close
 
     def put_disk_below(self, base: str) -> None:
         """Have a base be a file of FUSE, which an nbdkit serves."""
@@ -309,20 +312,25 @@ class WaysStage(Stage):
             self.until(lambda: socket.exists(), 'nbdkit')
         self.until(lambda: seen.stat().st_size, 'nbdfuse')
         subprocess.run(['mount', '--bind', str(seen), base], check=True)
+        self._base = base
         self._kill(EXPORTER)
-        self.until(lambda: self._pid(EXPORTER), 'the exporter')
 
-    def take_disk_away(self, base: str) -> None:
-        """Have the base be the file that it was."""
-        for path in base, str(self._home / 'seen'):
-            subprocess.run(['umount', '--lazy', path], check=True)
+    def take_disk_away(self) -> None:
+        """Have the base be the file that it was, if it is another."""
+        if self._disk is not None and self._base:
+            os.kill(self._disk.pid, signal.SIGCONT)
+            for path in self._base, str(self._home / 'seen'):
+                subprocess.run(['umount', '--lazy', path], check=True)
+            self._base = ''
 
-    def _hang(self, base: str) -> None:
+    def _hang(self) -> Callable[[], None]:
         assert self._disk is not None
-        os.kill(self._disk.pid, signal.SIGSTOP)
-        file = os.open(base, os.O_RDONLY)
+        pid = self._disk.pid
+        os.kill(pid, signal.SIGSTOP)
+        file = os.open(self._base, os.O_RDONLY)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(file)
+        return lambda: os.kill(pid, signal.SIGCONT)
 
     def _signal_all(self, number: int, name: str) -> None:
         pids = [pid for one, pid in self.ceph._ceph.pids().items() if one.startswith(name)] \
@@ -331,11 +339,11 @@ class WaysStage(Stage):
             if pid is not None:
                 os.kill(pid, number)
 
-    def fail(self, case: Case, image_id: str, base: str) -> Callable[[], None]:
+    def fail(self, case: Case, image_id: str) -> Callable[[], None]:
         """Have the way fail, and return what undoes that."""
         name = case.name
-        if name.startswith('exporter-frozen') or name.startswith('reopen') \
-                or name == 'disk-hangs' and self.way == CEPH:
+        if name.startswith(('exporter-frozen', 'reopen')) \
+                or (name == 'disk-hangs' and self.way == CEPH):
             ceph = 'osd' if name == 'disk-hangs' else ''
             self._signal_all(signal.SIGSTOP, ceph)
             if name.startswith('reopen'):
@@ -343,14 +351,12 @@ class WaysStage(Stage):
                 self.call(HOST, 'reopen', image_id)
             return lambda: self._signal_all(signal.SIGCONT, ceph)
         if name == 'disk-hangs':
-            self._hang(base)
-            return lambda: os.kill(self._disk.pid, signal.SIGCONT) if self._disk else None
+            return self._hang()
         if name == 'packets-dropped':
             self._link('down')
             return lambda: self._link('up')
         if name == 'idle-flow-dropped':
-            undo = self._forget_flows()
-            return lambda: [one() for one in undo] and None
+            return self._forget_flows()
         if name == 'mtu-black-hole':
             return self.filter(self.network.hosts[0], 'INPUT', '-m', 'length', '--length',
                                f'{_SMALL_BYTES + 1}:65535')
@@ -400,7 +406,7 @@ class _Trial:
                                             else Life.FETCH, ()))
         self._reads = [one for one in images.boot(self._life._row.life)
                        if one.op == trace.READ and not images._is_missed(one)]
-        self._base, self._stock, self._wrong, self._errors = '', 0, 0, 0
+        self._wrong = self._errors = 0
         self._image_id = self._other_id = ''
 
     def begin(self, with_disk: bool) -> None:
@@ -411,27 +417,33 @@ class _Trial:
         stage = self._stage
         self._image_id, self._other_id = self._life._register(), self._life._register()
         if with_disk and stage.way != CEPH:
-            self._base = stage.call(STORAGE, 'base', self._image_id)
-            stage.put_disk_below(self._base)
+            stage.put_disk_below(stage.call(STORAGE, 'base', self._image_id))
         for image_id in (self._image_id, self._other_id):
-            self._start(image_id)
+            # The exporter may be about to start.
+            stage.until(lambda image_id=image_id: self._start(image_id)[1], 'servers that start')
         for bus in _GUESTS:
             server_id, disk = self._make_disk(self._image_id)
             self._life._servers.append(server_id)
             stage.call(_QEMU, 'start', server_id, bus, disk)
 
     def _make_disk(self, image_id: str) -> tuple[str, str]:
+        """Make a server's disk, and return the server's id and the path; none for the stock way."""
         stage, server_id = self._stage, str(uuid.uuid4())
         if not stage.call(HOST, 'make_disk', server_id, image_id):
-            self._stock += 1
-            raise Trouble(f'a server of image {image_id} goes the stock way')
+            shutil.rmtree(stage.root / 'host/instances' / server_id)
+            return server_id, ''
         stage.call(HOST, 'keep', server_id, image_id)
         return server_id, str(stage.root / 'host/instances' / server_id / 'disk')
 
-    def _start(self, image_id: str) -> float:
-        """Start a server, have it read what a boot reads, and delete it; the seconds until then."""
+    def _start(self, image_id: str) -> tuple[float, bool]:
+        """Start a server, have it read what a boot reads, and delete it.
+
+        :returns: the seconds until then, and False if it went the stock way.
+        """
         stage, began = self._stage, time.monotonic()
         server_id, disk = self._make_disk(image_id)
+        if not disk:
+            return time.monotonic() - began, False
         stage.call(READER, 'know', str(stage.image.raw))
         stage.call(READER, 'start', disk)
         found = stage.call(READER, 'play', self._reads, 0.0)
@@ -440,7 +452,7 @@ class _Trial:
         stage.call(READER, 'stop')
         stage.call(HOST, 'server_goes', server_id)
         shutil.rmtree(stage.root / 'host/instances' / server_id)
-        return took
+        return took, True
 
     def _seen(self, since: float | None = None) -> list[Figures]:
         found: list[Figures] = self._stage.call(_QEMU, 'figures', since)
@@ -449,7 +461,7 @@ class _Trial:
     def run(self, case: Case) -> WayOutcome:
         """Try a case."""
         stage, began, returned, trouble = self._stage, time.monotonic(), 0.0, []
-        self._stock = self._wrong = self._errors = 0
+        self._wrong = self._errors = stock = 0
         longest = dict.fromkeys((self._other_id, self._image_id), 0.0)
 
         def lift() -> None:
@@ -457,29 +469,27 @@ class _Trial:
             undo()
             returned = time.monotonic()
 
-        try:
-            stage.call(_QEMU, 'begin')
-            stage.until(lambda: all(one.reads > 1 for one in self._seen()), 'guests that read', _GIVEN_UP)
-            stage.call(_QEMU, 'begin')
-            undo = stage.fail(case, self._image_id, self._base)
-            if case.seconds:
-                stage._lifts.append((time.monotonic() + case.seconds, lift))
-            else:
-                lift()
-            is_first = True
-            while is_first or not returned:
-                is_first = False
-                for image_id in longest:
-                    longest[image_id] = max(longest[image_id], self._start(image_id))
-                for _tick in range(50):
-                    stage.tick()
-            with contextlib.suppress(Trouble):
-                stage.until(lambda: all(one.until_on is not None for one in self._seen(returned)),
-                            'that guests go on', _GIVEN_UP)
-        except Trouble as error:
-            trouble.append(str(error))
-            stage.ask_what_they_do()
-            stage.until(lambda: returned or not case.seconds, 'the return')
+        stage.call(_QEMU, 'begin')
+        stage.until(lambda: all(one.reads > 1 for one in self._seen()), 'guests that read')
+        stage.call(_QEMU, 'begin')
+        undo = stage.fail(case, self._image_id)
+        if case.seconds:
+            stage._lifts.append((time.monotonic() + case.seconds, lift))
+        else:
+            lift()
+        is_first = True
+        while is_first or not returned:
+            is_first = False
+            for image_id in longest:
+                took, is_ours = self._start(image_id)
+                longest[image_id], stock = max(longest[image_id], took), stock + (not is_ours)
+                if not is_ours and image_id == self._image_id:
+                    trouble.append('a server of the guests\' image goes the stock way')
+            for _tick in range(50):
+                stage.tick()
+        with contextlib.suppress(Trouble):
+            stage.until(lambda: all(one.until_on is not None for one in self._seen(returned)),
+                        'that guests go on', _GIVEN_UP)
         seen = self._seen(returned)
         trouble += faults_of(seen, *longest.values())
         # Connections that were exchanged a minute ago may be again.
@@ -490,7 +500,7 @@ class _Trial:
             round(max(max(one.unanswered, one.paused) for one in seen), 1),
             self._errors + sum(one.errors for one in seen),
             self._wrong + sum(one.wrong for one in seen), (), sum(one.pauses for one in seen),
-            self._stock, (), '; '.join(trouble), stage.way,
+            stock, (), '; '.join(dict.fromkeys(trouble)), stage.way,
             round(max(one.unanswered for one in seen), 1),
             round(max((one.until_on or 0.0) for one in seen), 1),
             *(round(seconds, 1) for seconds in longest.values()))
@@ -500,8 +510,7 @@ class _Trial:
         began, trouble, left = time.monotonic(), '', []
         try:
             self._stage.call(_QEMU, 'end_guests')
-            if self._base:
-                self._stage.take_disk_away(self._base)
+            self._stage.take_disk_away()
             left = self._life._end()
         except Trouble as error:
             trouble = str(error)
@@ -529,7 +538,8 @@ def run(way: tuple[str, list[Case]], root: Path, network: netns.Network,
         stage.close()
 
 
-def line(one: WayOutcome) -> str:
+def line(one: Outcome) -> str:
     """Return what is told of a case beside the line of its run."""
+    assert isinstance(one, WayOutcome)
     return f'{one.way}: unanswered {one.seconds_unanswered} s, on after {one.seconds_until_on} s,' \
         f' servers {one.seconds_other} and {one.seconds_same} s'

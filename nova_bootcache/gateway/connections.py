@@ -6,6 +6,7 @@ bootcache/connectors).
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -98,7 +99,8 @@ class BaseConnections:
         self._watch.check(export)
 
     def _ways(self, export: str, quickly: bool) -> Iterator[Way]:
-        remote = self._all()[export]
+        if (remote := self._all().get(export)) is None:
+            raise exception.StorageNodeAway(f'{export} is needed by nobody any more')
         # Why it is not read in Ceph is logged.
         if not self._watch.is_bad(export, self._clones.origin) and (
                 way := self._clones.way(remote, makes=not quickly)) is not None:
@@ -138,12 +140,17 @@ class BaseConnections:
         :raises ConfigurationError: if this host does not speak with its storage node.
         """
         self.know(remote)
+        # Upkeep forgets what the gateway does not serve yet.
+        holder = f'connect-{threading.get_ident()}'
+        self._held[holder] = remote
         try:
             self._watch.connect(remote.export)
         except _TOLD:
             raise
         except exception.BootcacheError as error:
             raise _away(remote, error) from error
+        finally:
+            self.let_go(holder)
 
     def failure(self, remote: Remote) -> exception.BootcacheError | None:
         """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody

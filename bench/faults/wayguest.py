@@ -7,9 +7,11 @@ error; the product lets it go on.
 
 import contextlib
 import dataclasses
+import itertools
 import socket
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,7 @@ class QemuSide:
         self._process, self._connection = libvirtd.start(self._home)
         self._guests: list[_Guest] = []
         self._sums: dict[int, int] = {}
+        self._numbers = itertools.count()
 
     def know(self, raw: str) -> None:
         """Learn what the image's bytes are."""
@@ -211,8 +214,8 @@ class QemuSide:
 
         :param bus: of its disk, scsi or virtio.
         """
-        place = f'{self._home}/{len(self._guests)}'
-        Path(f'{place}.boot').write_bytes(_boot_disk(len(self._guests) + 1))
+        place = f'{self._home}/{next(self._numbers)}'
+        Path(f'{place}.boot').write_bytes(_boot_disk(zlib.crc32(server_id.encode())))
         domain = self._connection.createXML(_xml(server_id, bus, disk, place), 0)
         self._guests.append(_Guest(domain, f'{place}.console', self._sums))
 
@@ -229,7 +232,8 @@ class QemuSide:
         return [guest.figures(since) for guest in self._guests]
 
     def end_guests(self) -> None:
-        """End all guests."""
+        """End all guests; what was seen of them is forgotten."""
+        self._guests.clear()
         for domain in self._connection.listAllDomains():
             with contextlib.suppress(libvirt.libvirtError):
                 domain.destroy()

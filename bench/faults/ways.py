@@ -26,6 +26,7 @@ from bench.faults.report import Outcome
 from bench.faults.stage import Stage, Trouble
 from bench.faults.wayguest import Figures, QemuSide
 from bench.replay import children, netns, trace
+from bootcache import exception
 from bootcache.connectors import supervisor
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache.smallca import SmallCA
@@ -43,7 +44,6 @@ FILE_SYSTEMS = {'storage': 320, 'host': 200, 'memory': 64}
 MOST_SECONDS, ON_SECONDS = 25.0, 5.0
 # So long all of it may last before it is called hanging.
 _GIVEN_UP = 90.0
-_CALM_SECONDS = 3.0
 _QEMU, _UNITS = 'qemu', 'units'
 _GUESTS = 'scsi', 'virtio'
 _NAME, _DNS_PORT = 'storage-1.example', 53
@@ -178,8 +178,17 @@ class WaysHost(HostSide):
 
     def reopen(self, image_id: str) -> None:
         """Begin to have servers read an image from where they do, whatever reads wait."""
-        threading.Thread(target=self._host.gateway.read_from, args=(image_id, graph.REMOTE),
-                         daemon=True).start()
+        def reopen() -> None:
+            # It is given up after a while.
+            with contextlib.suppress(exception.StorageDaemonError):
+                self._host.gateway.read_from(image_id, graph.REMOTE)
+
+        threading.Thread(target=reopen, daemon=True).start()
+
+    def open(self, server_id: str, image_id: str) -> None:
+        """See that a stopped server can be started, whose guest waits for what is away."""
+        self._host.chains.keep_chain(image_id, f'{self._nova.directory(server_id)}/disk', 30.0,
+                                     guest_waits=True)
 
 
 class Units:
@@ -407,7 +416,7 @@ class _Trial:
         self._reads = [one for one in images.boot(self._life._row.life)
                        if one.op == trace.READ and not images._is_missed(one)]
         self._wrong = self._errors = 0
-        self._image_id = self._other_id = ''
+        self._image_id = self._other_id = self._stopped_id = ''
 
     def begin(self, with_disk: bool) -> None:
         """Have two images, and guests of the first.
@@ -418,41 +427,67 @@ class _Trial:
         self._image_id, self._other_id = self._life._register(), self._life._register()
         if with_disk and stage.way != CEPH:
             stage.put_disk_below(stage.call(STORAGE, 'base', self._image_id))
-        for image_id in (self._image_id, self._other_id):
-            # The exporter may be about to start.
-            stage.until(lambda image_id=image_id: self._start(image_id)[1], 'servers that start')
-        for bus in _GUESTS:
-            server_id, disk = self._make_disk(self._image_id)
-            self._life._servers.append(server_id)
-            stage.call(_QEMU, 'start', server_id, bus, disk)
+        # The exporter may be about to start.
+        self._stopped_id = stage.until(lambda: self._make_disk(self._image_id), 'a cache image')
+        stage.until(lambda: self._start_new()[1], 'servers that start')
+        self._life._servers.append(self._stopped_id)
 
-    def _make_disk(self, image_id: str) -> tuple[str, str]:
-        """Make a server's disk, and return the server's id and the path; none for the stock way."""
+    def _start_guests(self) -> list[str]:
+        """Start guests, and return their servers once they have read."""
+        stage, found = self._stage, []
+        for bus in _GUESTS:
+            server_id = stage.until(lambda: self._make_disk(self._image_id), 'a cache image')
+            stage.call(HOST, 'keep', server_id, self._image_id)
+            stage.call(_QEMU, 'start', server_id, bus, self._disk(server_id))
+            found.append(server_id)
+        stage.until(lambda: all(one.reads > 1 for one in self._seen()), 'guests that read')
+        stage.call(_QEMU, 'begin')
+        return found
+
+    def _delete(self, server_id: str) -> None:
+        self._stage.call(HOST, 'server_goes', server_id)
+        shutil.rmtree(self._stage.root / 'host/instances' / server_id)
+
+    def _make_disk(self, image_id: str) -> str:
+        """Make a server's disk, and return the server's id; none for the stock way."""
         stage, server_id = self._stage, str(uuid.uuid4())
         if not stage.call(HOST, 'make_disk', server_id, image_id):
             shutil.rmtree(stage.root / 'host/instances' / server_id)
-            return server_id, ''
-        stage.call(HOST, 'keep', server_id, image_id)
-        return server_id, str(stage.root / 'host/instances' / server_id / 'disk')
+            return ''
+        return server_id
 
-    def _start(self, image_id: str) -> tuple[float, bool]:
-        """Start a server, have it read what a boot reads, and delete it.
+    def _disk(self, server_id: str) -> str:
+        return str(self._stage.root / 'host/instances' / server_id / 'disk')
 
-        :returns: the seconds until then, and False if it went the stock way.
-        """
-        stage, began = self._stage, time.monotonic()
-        server_id, disk = self._make_disk(image_id)
-        if not disk:
-            return time.monotonic() - began, False
+    def _boot(self, server_id: str) -> None:
+        """Start a server, and have it read what a boot reads."""
+        stage = self._stage
         stage.call(READER, 'know', str(stage.image.raw))
-        stage.call(READER, 'start', disk)
+        stage.call(READER, 'start', self._disk(server_id))
         found = stage.call(READER, 'play', self._reads, 0.0)
-        took = time.monotonic() - began
         self._wrong, self._errors = self._wrong + found['wrong'], self._errors + found['errors']
         stage.call(READER, 'stop')
-        stage.call(HOST, 'server_goes', server_id)
-        shutil.rmtree(stage.root / 'host/instances' / server_id)
+
+    def _start_new(self) -> tuple[float, bool]:
+        """Start a new server of the other image, and delete it.
+
+        :returns: the seconds until it has booted, and whether it stands on a cache image.
+        """
+        stage, began = self._stage, time.monotonic()
+        if not (server_id := self._make_disk(self._other_id)):
+            return time.monotonic() - began, False
+        stage.call(HOST, 'keep', server_id, self._other_id)
+        self._boot(server_id)
+        took = time.monotonic() - began
+        self._delete(server_id)
         return took, True
+
+    def _start_again(self) -> float:
+        """Start the stopped server of the guests' image; the seconds until it has booted."""
+        began = time.monotonic()
+        self._stage.call(HOST, 'open', self._stopped_id, self._image_id)
+        self._boot(self._stopped_id)
+        return time.monotonic() - began
 
     def _seen(self, since: float | None = None) -> list[Figures]:
         found: list[Figures] = self._stage.call(_QEMU, 'figures', since)
@@ -460,18 +495,17 @@ class _Trial:
 
     def run(self, case: Case) -> WayOutcome:
         """Try a case."""
-        stage, began, returned, trouble = self._stage, time.monotonic(), 0.0, []
+        stage, began, returned = self._stage, time.monotonic(), 0.0
         self._wrong = self._errors = stock = 0
-        longest = dict.fromkeys((self._other_id, self._image_id), 0.0)
+        other = same = 0.0
 
         def lift() -> None:
             nonlocal returned
             undo()
             returned = time.monotonic()
 
-        stage.call(_QEMU, 'begin')
-        stage.until(lambda: all(one.reads > 1 for one in self._seen()), 'guests that read')
-        stage.call(_QEMU, 'begin')
+        # New ones: those that stop again soon have to wait for longer each time.
+        guests = self._start_guests()
         undo = stage.fail(case, self._image_id)
         if case.seconds:
             stage._lifts.append((time.monotonic() + case.seconds, lift))
@@ -480,36 +514,32 @@ class _Trial:
         is_first = True
         while is_first or not returned:
             is_first = False
-            for image_id in longest:
-                took, is_ours = self._start(image_id)
-                longest[image_id], stock = max(longest[image_id], took), stock + (not is_ours)
-                if not is_ours and image_id == self._image_id:
-                    trouble.append('a server of the guests\' image goes the stock way')
+            took, is_ours = self._start_new()
+            other, same, stock = max(other, took), max(same, self._start_again()), \
+                stock + (not is_ours)
             for _tick in range(50):
                 stage.tick()
         with contextlib.suppress(Trouble):
             stage.until(lambda: all(one.until_on is not None for one in self._seen(returned)),
                         'that guests go on', _GIVEN_UP)
         seen = self._seen(returned)
-        trouble += faults_of(seen, *longest.values())
-        # Connections that were exchanged a minute ago may be again.
-        calm = time.monotonic() + _CALM_SECONDS
-        stage.until(lambda: time.monotonic() > calm, 'calm')
+        stage.call(_QEMU, 'end_guests')
+        for server_id in guests:
+            self._delete(server_id)
         return WayOutcome(
             READING, case.name, self._life._row.life.value, round(time.monotonic() - began, 1),
             round(max(max(one.unanswered, one.paused) for one in seen), 1),
             self._errors + sum(one.errors for one in seen),
             self._wrong + sum(one.wrong for one in seen), (), sum(one.pauses for one in seen),
-            stock, (), '; '.join(dict.fromkeys(trouble)), stage.way,
+            stock, (), '; '.join(faults_of(seen, other, same)), stage.way,
             round(max(one.unanswered for one in seen), 1),
             round(max((one.until_on or 0.0) for one in seen), 1),
-            *(round(seconds, 1) for seconds in longest.values()))
+            round(other, 1), round(same, 1))
 
     def end(self) -> WayOutcome:
         """Delete servers and images; what is left of them."""
         began, trouble, left = time.monotonic(), '', []
         try:
-            self._stage.call(_QEMU, 'end_guests')
             self._stage.take_disk_away()
             left = self._life._end()
         except Trouble as error:

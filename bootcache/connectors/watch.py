@@ -149,7 +149,8 @@ class Watch:
                 # For somebody else, for whom this one has waited.
                 raise error
             try:
-                self._take(export, before)
+                # Whoever reads it waits.
+                self._take(export, before, {} if self._connectors.has_link(export) else None)
             except exception.BootcacheError:
                 if before and self._parks:
                     self._connectors.park(export)
@@ -162,13 +163,14 @@ class Watch:
         :raises BootcacheError: if it is not read by that, and why.
         """
         error: exception.BootcacheError | None = None
-        with self.alone(export):
-            before = self._connectors.name_of(export)
-            for way in self._ways(export, False) if before else ():
-                if self.is_bad(export, way.origin):
-                    continue
+        # What gives the ways may take its time: readers that wait for another one do not wait.
+        for way in self._ways(export, False) if self._connectors.name_of(export) else ():
+            if self.is_bad(export, way.origin):
+                continue
+            with self.alone(export):
+                before = self._connectors.name_of(export)
                 try:
-                    if not self._connectors.is_by(before, way):
+                    if before and not self._connectors.is_by(before, way):
                         self._connectors.connect(export, way)
                     break
                 except exception.BootcacheError as found:

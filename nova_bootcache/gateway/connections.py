@@ -6,6 +6,7 @@ bootcache/connectors).
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -144,12 +145,17 @@ class BaseConnections:
         :raises ConfigurationError: if this host does not speak with its storage node.
         """
         self.know(remote)
+        # Upkeep forgets what the gateway does not serve yet.
+        holder = f'connect-{threading.get_ident()}'
+        self._held[holder] = remote
         try:
             self._watch.connect(remote.export)
         except _TOLD:
             raise
         except exception.BootcacheError as error:
             raise away(remote, error) from error
+        finally:
+            self.let_go(holder)
 
     def failure(self, remote: Remote) -> exception.BootcacheError | None:
         """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody

@@ -377,4 +377,6 @@ class Watch:
                     export, error)
             if before and (self._parks or self.is_bad(export, before.rpartition('-')[0])):
                 self._connectors.park(export)
+            # As after a kill of who had it opened while it was away.
+            self._connectors.park_absent(export)
             return False

@@ -299,6 +299,10 @@ def test_a_base_whose_size_is_all_that_is_known_is_read_by_no_way_after_that(hou
     # As after a crash before it was parked.
     house.connectors.connect(BASE.export, absent_way(BASE.export, 1 << 30))
     assert not house.of.is_read(BASE.export)
+    house.connectors.away = {NODE}
+    house.look()
+    assert house.linked() == ''
+    house.connectors.away = set()
     with house.of.absent(BASE, 1 << 30, lambda: False):
         pass
     assert house.linked() == ''

@@ -293,8 +293,13 @@ class Connectors:
         for name in names_in(self._directory):
             try:
                 self._tidy(name)
+            except exception.StorageDaemonBusy as error:
+                # The watch has it, or finds that it hangs.
+                LOG.debug('connector %s: %s', name, error)
             except exception.StorageDaemonError as error:
-                failed.append(f'connector {name}: {error}')
+                # One of a way that is tried again and again may have just ended.
+                if self.runs(name):
+                    failed.append(f'connector {name}: {error}')
         # Whoever has made a link may have been killed before that.
         self._starter('release', '')
         if failed:

@@ -286,7 +286,7 @@ class Settler:
             if ready and not self._host.needs.is_booting(image_id):
                 self._settle(image_id, ready)
         self._waits = {image_id: min(
-            (self._hanging.first_due(server.server_id) or self._pauses.due(server.server_id)
+            (max(self._hanging.due(server.server_id), self._pauses.due(server.server_id))
              for server in servers if server.settles), default=0.0)
             for image_id, servers in unsettled.items()}
 

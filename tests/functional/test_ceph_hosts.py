@@ -129,7 +129,7 @@ def test_monitors_are_away_when_a_server_boots(ceph_hosts, node, glance_store, d
         host = ceph_hosts()
         assert 'bases are read through the exporter until it does' in caplog.text
         booted(host, node, directory)
-        assert not is_direct(host, node) and 'Ceph did not answer just now' in caplog.text
+        assert not is_direct(host, node) and 'through the exporter, and not in Ceph' in caplog.text
     until(lambda: own_clones(glance_store) == [], 'an answer of Ceph')
     host.connections._clones._health.answered()
     host.upkeep.connect_bases()

@@ -3,14 +3,12 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from oslo_log import log as logging
 
 from bootcache import ending, exception, properties
 from bootcache.ending import BootJudge, BootProgress
-from bootcache.growingstore import Mark
-from bootcache.workingset import Extent
+from bootcache.growingstore import Mark, RecordedStore
 
 LOG = logging.getLogger(__name__)
 
@@ -62,26 +60,6 @@ class BootMarker:
                             properties.BOOT_MARKER)
                 return False
         return False
-
-
-class RecordedStore(Protocol):
-    """What is asked of a boot's growing store: see bootcache/growingstore.py."""
-
-    name: str
-    grows: bool
-    is_full: bool
-
-    def mark(self) -> Mark:
-        """Return the present place in its growth."""
-
-    def size(self) -> int:
-        """Return its size in bytes."""
-
-    def idle_since(self) -> float:
-        """Return the monotonic time at which it grew last."""
-
-    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
-        """Return what was read for the first time between two marks, in that order."""
 
 
 @dataclasses.dataclass(frozen=True)

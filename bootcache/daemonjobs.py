@@ -1,7 +1,6 @@
 """What a storage daemon does for a while: it reads all that a node has."""
 
 import contextlib
-import dataclasses
 import time
 from typing import Any
 
@@ -9,18 +8,6 @@ from bootcache import exception
 from bootcache.storagedaemon import StorageDaemon
 
 _ENDING_SECONDS = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What a job has done.
-
-    :ivar bytes: that it has read.
-    :ivar is_done: that was all; the job waits to be ended.
-    """
-
-    bytes: int
-    is_done: bool
 
 
 def start_reading(daemon: StorageDaemon, job: str, node: str, sink: str, piece: int) -> None:
@@ -36,8 +23,8 @@ def start_reading(daemon: StorageDaemon, job: str, node: str, sink: str, piece: 
                         granularity=piece, buf_size=piece)
 
 
-def look(daemon: StorageDaemon, job: str) -> Job:
-    """Return what a job has done so far.
+def look(daemon: StorageDaemon, job: str) -> int | None:
+    """Return how many bytes a job has read; None if that was all, and it waits to be ended.
 
     :raises StorageDaemonError: if the job has failed, which ends it: not all could be read, or
         written; or if the daemon does not answer.
@@ -46,7 +33,7 @@ def look(daemon: StorageDaemon, job: str) -> Job:
     if entry is None:
         raise exception.StorageDaemonError(
             f'{daemon.name}: not all of it could be read, or written')
-    return Job(int(entry['current-progress']), entry['status'] == 'ready')
+    return None if entry['status'] == 'ready' else int(entry['current-progress'])
 
 
 def is_there(daemon: StorageDaemon, job: str) -> bool:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from oslo_log import log as logging
 
@@ -215,21 +215,56 @@ class GrowingStore:
 LOOK_SECONDS = 0.05
 
 
-class KeptStore(Protocol):
-    """What a keeper has to know of a store."""
+class RecordedStore:
+    """A growing store below disks, and what is told of it.
 
-    name: str
-    grows: bool
+    :ivar name: what it is called by.
+    :ivar grows: whether what is read through it is kept.
+    :ivar is_full: it does not grow any more, as it has no more room.
+
+    :param store: the store itself.
+    """
+
+    def __init__(self, store: GrowingStore):
+        self.name = store.name
+        self.grows = self.is_full = False
+        self._store = store
 
     def look(self, now: float) -> bool:
-        """Look at it, keep its limit if it has one, and tell whether it still grows.
+        """Note its size, keep its limit if it has one, and tell whether it still grows.
 
         :param now: monotonic seconds.
         :raises StorageDaemonError: if it is gone.
         """
+        self._store.look(now)
+        return self.grows
+
+    def size(self) -> int:
+        """Return the size of its file in bytes, 0 if it is gone."""
+        return self._store.size()
+
+    def mark(self) -> Mark:
+        """Return the present place in its growth."""
+        return self._store.mark()
+
+    def idle_since(self) -> float:
+        """Return the monotonic time at which it grew last, or was looked at first."""
+        return self._store.idle_since()
+
+    def write_tables(self) -> None:
+        """Have its tables written to its file; raises as ``GrowingStore.write_tables``."""
+        self._store.write_tables()
+
+    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
+        """Return what was read for the first time between two marks, in that order.
+
+        :raises BootcacheError: if the daemon refuses, or the store or the base cannot be read.
+        """
+        self.write_tables()
+        return self._store.extents_between(begin, end)
 
 
-Kept = TypeVar('Kept', bound=KeptStore)
+Kept = TypeVar('Kept', bound=RecordedStore)
 
 
 class StoreKeeper(Generic[Kept]):

@@ -10,9 +10,12 @@ nova_bootcache/locks.py has the ranks of a compute host's locks, glance_bootcach
 the storage service's.
 """
 
+import collections
+import contextlib
 import threading
 import traceback
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from oslo_log import log as logging
@@ -97,6 +100,46 @@ def leaf(name: str) -> OrderedLock:
     :param name: for messages.
     """
     return OrderedLock(LEAF, name)
+
+
+class UsageCounts:
+    """How often something is under way, by key. Any thread may ask and tell.
+
+    :param name: of what is under way, for messages.
+    """
+
+    def __init__(self, name: str):
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._lock = leaf(f'the lock of the count of {name}')
+
+    def begin(self, key: str) -> None:
+        """Note that it begins once more."""
+        with self._lock:
+            self._counts[key] += 1
+
+    def end(self, key: str) -> None:
+        """Note that it has ended once."""
+        with self._lock:
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
+
+    @contextlib.contextmanager
+    def of(self, key: str) -> Iterator[None]:
+        """Note it while the block runs."""
+        self.begin(key)
+        try:
+            yield
+        finally:
+            self.end(key)
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether it is under way."""
+        return key in self._counts
+
+    def __len__(self) -> int:
+        """Return of how many keys it is."""
+        return len(self._counts)
 
 
 class KeyedLocks:

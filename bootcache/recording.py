@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from bootcache import growingstore, naming
-from bootcache.growingstore import GrowingStore, Mark
+from bootcache.growingstore import GrowingStore, Mark, RecordedStore
 from bootcache.storagedaemon import StorageDaemon
-from bootcache.workingset import Extent
 
 # Small, as the set should be exact: whoever builds from it rounds up.
 GRANULARITY = 4096
@@ -49,13 +48,11 @@ def _remove_nodes(daemon: StorageDaemon, names: Sequence[str]) -> None:
     daemon.remove_nodes(*(name for name in names if name in present))
 
 
-class Recording:
+class Recording(RecordedStore):
     """A growing store on top of a base in a storage daemon, exported read-only for one overlay.
 
     :ivar name: of the nodes and the export, for instance the server's id; two recordings of one
         image may overlap, as one server goes while the next one starts.
-    :ivar grows: whether what is read through it is kept.
-    :ivar is_full: False: it has no limit of its own.
     :ivar export: that the overlay stands on.
 
     :param daemon: where the nodes live.
@@ -67,13 +64,11 @@ class Recording:
 
     def __init__(self, daemon: StorageDaemon, name: str, base_nodes: Sequence[dict[str, Any]],
                  virtual_bytes: int, path: str, check: Callable[[], None] | None = None):
-        self.name = name
-        self.grows = self.is_full = False
+        super().__init__(GrowingStore(daemon, name, str(base_nodes[-1]['node-name']),
+                                      virtual_bytes, path, GRANULARITY, check))
         self.export = naming.export_name(naming.EXPORT_RECORDING, name)
         self._daemon = daemon
         self._base_nodes = list(base_nodes)
-        self._store = GrowingStore(daemon, name, str(self._base_nodes[-1]['node-name']),
-                                   virtual_bytes, path, GRANULARITY, check)
 
     def open(self) -> Mark:
         """Set up the nodes and the export; from then on somebody has to look at it.
@@ -93,35 +88,6 @@ class Recording:
             raise
         self.grows = True
         return begin
-
-    def look(self, now: float) -> bool:
-        """Note its size.
-
-        :param now: monotonic seconds.
-        :returns: True: it has no limit of its own.
-        """
-        self._store.look(now)
-        return self.grows
-
-    def size(self) -> int:
-        """Return the size of the store's file in bytes, 0 if it is gone."""
-        return self._store.size()
-
-    def mark(self) -> Mark:
-        """Return the present place in the store's growth."""
-        return self._store.mark()
-
-    def idle_since(self) -> float:
-        """Return the monotonic time at which it grew last, or was looked at first."""
-        return self._store.idle_since()
-
-    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
-        """Return what was read for the first time between two marks, in that order.
-
-        :raises BootcacheError: if the daemon refuses, or the store or the base cannot be read.
-        """
-        self._store.write_tables()
-        return self._store.extents_between(begin, end)
 
     def discard(self) -> None:
         """Remove what is there of it, also of one of an earlier process."""

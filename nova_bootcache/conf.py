@@ -142,23 +142,6 @@ Seconds for which a server waits while the storage service prepares the base of
 an image that it did not know before. After that it boots the stock way; and at
 once if the base is not going to be there by then, as far as can be told.
 """),
-    cfg.IntOpt('chain_wait',
-               default=60,
-               min=0,
-               max=600,
-               help="""
-Seconds for which an operation of Nova on a server that is there, such as its
-start, resume or snapshot, waits while the gateway is busy or, where it needs
-the base's data, the storage node is away. After that the operation fails. A
-start and a hard reboot do not wait for the storage node: the guest does, at
-its first read of what the host lacks. A server that was just created does not
-wait: it boots the stock way.
-
-Possible values:
-
-* 0: the operation fails at once.
-* Up to 600. Each server that waits has one of nova-compute's threads.
-"""),
     cfg.StrOpt('settle_bandwidth',
                default='50MiB',
                help="""

@@ -82,7 +82,7 @@ class HostUpkeep:
                 ('what nobody needs is not forgotten', self.forget_gone),
                 ('growing stores that are of no more use stay', host.drop_useless_stores),
                 ('space that growing stores do not need is not given back',
-                 host.store_space.give_back),
+                 host.below.give_back_space),
                 ('compressed cache images are not expanded', host.expansions.look),
                 ('what boots read is not told', host.boots.reports.send_again),
                 ('the storage service is not told what is here', self.exchange_holdings)]

@@ -24,6 +24,7 @@ from bench.faults import (
     soakreport,
     upgrade,
     versions,
+    ways,
 )
 from bench.faults.cloudplan import CloudRow
 from bench.faults.kinds import LONG_SECONDS
@@ -46,6 +47,9 @@ def parser() -> argparse.ArgumentParser:
                       f' of the product: {" and ".join(f"{one:.0f} s" for one in LONG_SECONDS)}')
     size.add_argument('--cloud', action='store_true', help='in a real cloud: faults at moments of'
                       ' servers\' lives, which NAME names then')
+    made.add_argument('--ways', action='store_true', help='ways to a base that fail, while guests'
+                      ' read and servers start; NAME is one of these or a way then. --quick: ten'
+                      ' minutes')
     made.add_argument('--repeats', type=int, help='how often each is run; not in a cloud')
     made.add_argument('--beside', type=int, default=3, help='how many are run beside each other:'
                       ' they mostly wait')
@@ -170,24 +174,47 @@ def _upgrade(commits: list[str], directory: Path) -> int:
     return 0 if report.holds(report.summary(outcomes)) else 1
 
 
+def _ways(options: argparse.Namespace) -> int:
+    wanted, began = ways.chosen(options.names, options.quick), time.monotonic()
+    outcomes: list[Outcome] = []
+    try:
+        for outcome in lanes.run(list(enumerate(wanted)), options.beside, options.report,
+                                 play=ways.run, sizes=ways.FILE_SYSTEMS):
+            outcomes.append(outcome)
+            print(report.line(outcome), ways.line(outcome), sep='\n    ', flush=True)
+    finally:
+        sums = report.write(options.report, outcomes, 'ways.json', cpus=os.cpu_count(),
+                            beside=options.beside, seconds=round(time.monotonic() - began, 1),
+                            planned=sum(len(cases) for _way, cases in wanted))
+    # What became of the images is one more of each way.
+    return 0 if report.holds(sums) and len(outcomes) == sum(
+        len(cases) + 1 for _way, cases in wanted) else 1
+
+
 def main(words: list[str]) -> int:
     """Run what is asked for: here in namespaces of its own, then in a cloud."""
     is_inside = apart.is_inside(words)
     reader = parser()
     options = reader.parse_args(words)
     try:
-        wanted, in_cloud = planned(options)
+        of_ways = ways.chosen(options.names, options.quick) if options.ways else []
+        wanted, in_cloud = ([], []) if options.ways else planned(options)
     except ValueError as error:
         reader.error(str(error))
     if options.list:
+        for way, cases in of_ways:
+            for case in cases:
+                print(f'{case.name:20} {way}')
         tell(wanted, in_cloud)
         return 0
     # So that what was made is removed also when this is terminated.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    if options.soak or options.upgrade is not None:
+    if options.ways or options.soak or options.upgrade is not None:
         if not is_inside and not os.geteuid():
             return apart.run('bench.faults', words)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if options.ways:
+        return _ways(options)
     if options.soak:
         return _soak(options.soak, options.report)
     if options.upgrade is not None:

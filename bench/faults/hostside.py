@@ -6,7 +6,7 @@ Nova's servers are directories: ``image`` names the image, ``stopped`` says that
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +102,11 @@ class HostSide:
 
     :param directory: of the stage.
     :param options: more of the product's; with ``transport_url`` RabbitMQ is the bus.
+    :param make_nova: of what settling needs of Nova, by the directory of the host's files.
     """
 
-    def __init__(self, directory: str, options: dict[str, Any]):
+    def __init__(self, directory: str, options: dict[str, Any],
+                 make_nova: Callable[[str], LocalNova] = LocalNova):
         self._directory = f'{directory}/host'
         log_to(f'{directory}/log/host.log')
         tempfile.tempdir = f'{directory}/host/tmp'
@@ -129,7 +131,7 @@ class HostSide:
                             'compute_disk_quota': '96MiB', 'store_quota': '32MiB',
                             **options}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)
-        self._nova = LocalNova(self._directory)
+        self._nova = make_nova(self._directory)
         self._host = ComputeHost(conf, f'{self._directory}/instances/_bootcache', False,
                                  self._nova.base_directory)
         self._holdings = PublishedHoldings(self._host, self._nova.base_directory)
@@ -223,7 +225,7 @@ class HostSide:
         for path, _known in list(needs._in_making.items()):
             if os.path.exists(path):
                 yield f'{path} is in the making'
-        for image_id in needs._booting:
+        for image_id in needs._booting._counts:
             yield f'a boot of {image_id} is watched'
         for image_id in needs._arriving:
             yield f'{image_id} arrives'

@@ -5,7 +5,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
@@ -19,30 +19,38 @@ from bench.replay import netns
 # All that is large is imported before, and shared with the lanes.
 _CONTEXT = multiprocessing.get_context('fork')
 _SECONDS = 60
+# Runs one on a lane's network and directory, with an image.
+Play = Callable[[Any, Path, netns.Network, Image], Iterator[Outcome]]
 
 
-def run(rows: Sequence[tuple[int, Row]], beside: int, report: Path,
-        seconds: float | None = None) -> Iterator[Outcome]:
+def _life(row: Row, root: Path, network: netns.Network, image: Image) -> Iterator[Outcome]:
+    yield lives.run(row, root, network, image)
+
+
+def run(rows: Sequence[tuple[int, Any]], beside: int, report: Path, seconds: float | None = None,
+        play: Play = _life, sizes: Mapping[str, int] = stage.FILE_SYSTEMS) -> Iterator[Outcome]:
     """Run rows, and yield what comes of each as it ends.
 
     :param rows: with their numbers, by which their logs are known.
     :param beside: how many lanes there are.
     :param report: directory in which the logs of runs are kept that went wrong.
     :param seconds: after which no more are begun; None to run all.
+    :param play: runs one: a ``Row`` as a life.
+    :param sizes: of a lane's file systems.
     """
     with tempfile.TemporaryDirectory(prefix='bcf', dir='/tmp') as content:
         until = None if seconds is None else time.monotonic() + seconds
-        yield from _run(rows, beside, until, report, Image(Path(content)))
+        yield from _run(rows, beside, until, report, Image(Path(content)), play, sizes)
 
 
-def _run(rows: Sequence[tuple[int, Row]], beside: int, until: float | None, report: Path,
-         image: Image) -> Iterator[Outcome]:
+def _run(rows: Sequence[tuple[int, Any]], beside: int, until: float | None, report: Path,
+         image: Image, play: Play, sizes: Mapping[str, int]) -> Iterator[Outcome]:
     turn = _CONTEXT.Value('i', 0)
     processes, pipes = [], []
     for _lane_number in range(min(beside, len(rows))):
         pipe, theirs = _CONTEXT.Pipe(duplex=False)
         process = _CONTEXT.Process(target=_lane, args=(
-            _turns(rows, turn, until), image, theirs, report))
+            _turns(rows, turn, until), image, theirs, report, play, sizes))
         process.start()
         theirs.close()
         processes.append(process)
@@ -65,8 +73,8 @@ def _run(rows: Sequence[tuple[int, Row]], beside: int, until: float | None, repo
                 process.join()
 
 
-def _turns(rows: Sequence[tuple[int, Row]], turn: Any,
-           until: float | None) -> Iterator[tuple[int, Row]]:
+def _turns(rows: Sequence[tuple[int, Any]], turn: Any,
+           until: float | None) -> Iterator[tuple[int, Any]]:
     """Yield rows that no other lane has taken."""
     while until is None or time.monotonic() < until:
         with turn.get_lock():
@@ -76,7 +84,8 @@ def _turns(rows: Sequence[tuple[int, Row]], turn: Any,
         yield rows[place]
 
 
-def _lane(rows: Iterator[tuple[int, Row]], image: Image, pipe: Connection, report: Path) -> None:
+def _lane(rows: Iterator[tuple[int, Any]], image: Image, pipe: Connection, report: Path,
+          play: Play, sizes: Mapping[str, int]) -> None:
     def end(_number: int, _frame: object) -> None:
         raise SystemExit(1)
 
@@ -85,12 +94,14 @@ def _lane(rows: Iterator[tuple[int, Row]], image: Image, pipe: Connection, repor
     netns.die_with_parent()
     root = Path(tempfile.mkdtemp(prefix='bcf', dir='/tmp'))
     try:
-        with netns.network(1, 0) as network, stage.file_systems(root):
+        with netns.network(1, 0) as network, stage.file_systems(root, sizes):
             for number, row in rows:
                 (root / 'log').mkdir(exist_ok=True)
-                outcome = lives.run(row, root, network, image)
-                _keep_logs(root / 'log', report, number, outcome)
-                pipe.send(outcome)
+                outcomes = []
+                for outcome in play(row, root, network, image):
+                    outcomes.append(outcome)
+                    pipe.send(outcome)
+                _keep_logs(root / 'log', report, number, outcomes)
     finally:
         # What was made goes, whoever is impatient.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -98,9 +109,10 @@ def _lane(rows: Iterator[tuple[int, Row]], image: Image, pipe: Connection, repor
         pipe.close()
 
 
-def _keep_logs(logs: Path, report: Path, number: int, outcome: Outcome) -> None:
+def _keep_logs(logs: Path, report: Path, number: int, outcomes: Sequence[Outcome]) -> None:
     """Move a run's logs to the report, if it went wrong; else remove them."""
-    if outcome.ok:
+    outcome = next((one for one in outcomes if not one.ok), None)
+    if outcome is None:
         shutil.rmtree(logs)
         return
     name = f'{number}-{outcome.step}-{outcome.fault}'.replace(': ', '-').replace(' ', '-')

@@ -116,11 +116,15 @@ def noted(directory: Path) -> list[Outcome]:
     return found
 
 
-def write(directory: Path, outcomes: Sequence[Outcome], **setting: Any) -> dict[str, int]:
+REPORT = 'report.json'
+
+
+def write(directory: Path, outcomes: Sequence[Outcome], file: str = REPORT,
+          **setting: Any) -> dict[str, int]:
     """Write the report, and return its sums."""
     directory.mkdir(parents=True, exist_ok=True)
     sums = summary(outcomes)
-    (directory / 'report.json').write_text(json.dumps(
+    (directory / file).write_text(json.dumps(
         {'setting': setting, 'summary': sums, 'runs': [one.to_json() for one in outcomes]},
         indent=1) + '\n')
     return sums

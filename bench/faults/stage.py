@@ -34,7 +34,7 @@ from bench.faults.storageside import StorageSide
 from bench.replay import children, netns
 from bootcache.connectors.ways import rbd_origin
 
-_FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
+FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
 _PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid'}
 # Options that are the storage service's; all others are the host's.
 _OF_STORAGE = 'profile_boots', 'compression'
@@ -131,20 +131,27 @@ class Stage:
 
     # Processes.
 
-    def _make(self, name: str) -> Worker:
-        root = str(self.root)
-        ours = {'profile_boots': True, **self._exchanges.options(STORAGE),
-                **self.ceph.options(STORAGE),
-                **{key: value for key, value in self._options.items() if key in _OF_STORAGE},
+    def _options_of(self, name: str) -> dict[str, Any]:
+        """Return the options of a machine's part of the product."""
+        of_storage = {key: value for key, value in self._options.items() if key in _OF_STORAGE}
+        if name == HOST:
+            return {**{key: value for key, value in self._options.items() if key not in of_storage},
+                    **self._exchanges.options(HOST), **self.ceph.options(HOST)}
+        return {'profile_boots': True, **self._exchanges.options(STORAGE),
+                **self.ceph.options(STORAGE), **of_storage,
                 **({'advertise_port': self._way.port} if self._way is not None else {})}
-        sides: dict[str, tuple[str, Callable[[], Any]]] = {
-            STORAGE: (self.network.storage, lambda: StorageSide(root, ours)),
-            HOST: (self.network.hosts[0], lambda: HostSide(root, {
-                **{key: value for key, value in self._options.items() if key not in _OF_STORAGE},
-                **self._exchanges.options(HOST), **self.ceph.options(HOST)})),
+
+    def _sides(self) -> dict[str, tuple[str, Callable[[], Any]]]:
+        """Return the processes, by name: in which network, and what makes each there."""
+        root = str(self.root)
+        return {
+            STORAGE: (self.network.storage, lambda: StorageSide(root, self._options_of(STORAGE))),
+            HOST: (self.network.hosts[0], lambda: HostSide(root, self._options_of(HOST))),
             READER: (self.network.hosts[0], lambda: GuestSide(root))}
-        namespace, make = sides[name]
-        return Worker(namespace, make, self._clocks[name], [
+
+    def _make(self, name: str) -> Worker:
+        namespace, make = self._sides()[name]
+        return Worker(namespace, make, self._clocks.get(name, Clock()), [
             strike.step for strike in self._waiting.values() if strike.process == name])
 
     def _worker(self, name: str) -> Worker | None:
@@ -380,7 +387,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def file_systems(root: Path, sizes: Mapping[str, int] = _FILE_SYSTEMS) -> Any:
+def file_systems(root: Path, sizes: Mapping[str, int] = FILE_SYSTEMS) -> Any:
     """Have small file systems of memory in a directory, that nobody else sees, for the block.
 
     :param sizes: by name, in MiB.

@@ -272,6 +272,11 @@ class StorageSide:
         return (manifest.standing.value, manifest.reason, bool(manifest.made.base_path),
                 manifest.made.cache_image is not None)
 
+    def base(self, image_id: str) -> str:
+        """Return the path of an image's base; empty if there is none."""
+        manifest = self._store.load(image_id)
+        return '' if manifest is None else manifest.made.base_path
+
     def left(self) -> list[str]:
         """Return what is here though no image is."""
         manager = self._endpoints._manager

@@ -178,7 +178,7 @@ class HostChild:
     def __init__(self, name: str, directory: str, dilation: float = 1.0):
         self.name = name
         self.dilation = dilation
-        fetches._GRACE_SECONDS = round(fetches._GRACE_SECONDS * dilation)
+        fetches.GRACE_SECONDS = round(fetches.GRACE_SECONDS * dilation)
         fetches._SLOWEST = round(fetches._SLOWEST / dilation)
         os.makedirs(directory, exist_ok=True)
         netns.see_as(directory, HOST_DIRECTORY)

@@ -17,6 +17,7 @@ from typing import Any
 from oslo_concurrency import processutils
 
 from bootcache import exception
+from bootcache.breaker import Breaker
 from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
 
 PACKAGE = 'ceph-common'
@@ -24,6 +25,8 @@ PACKAGE = 'ceph-common'
 _CONNECT_SECONDS, _ANSWER_SECONDS = 10, 30
 # Of a command in all, for which Ceph's own limits do not hold.
 _COMMAND_SECONDS = 60
+# After a failure Ceph is left alone for so long, as each that asks waits.
+_PAUSE_SECONDS = 30
 _PIECE = 1 << 20
 # At a clone's parent, until it stays as it is.
 _LOOKS = 3
@@ -61,7 +64,7 @@ def is_of_pool(error: RbdAbsent) -> bool:
 
 
 class Rbd:
-    """Commands for one cluster, as one user.
+    """Commands for one cluster, as one user; none is run just after Ceph has not answered.
 
     :ivar conf: path of its ceph.conf.
     :ivar user: without ``client.``.
@@ -71,6 +74,7 @@ class Rbd:
         self.conf = conf
         self.user = user
         self._fsid = ''
+        self._health = Breaker(1, _PAUSE_SECONDS)
 
     def clone(self, parent: RbdSnapshot, clone: RbdClone) -> None:
         """Clone a snapshot. It takes no space, and outlives its parent's deletion in Glance.
@@ -223,6 +227,20 @@ class Rbd:
             raise exception.BootcacheError(f'rbd {command} tells no JSON: {out!r:.100}') from error
 
     def _run(self, program: str, *arguments: str) -> str:
+        if not self._health.may_ask():
+            raise exception.Interrupted('Ceph did not answer just now')
+        try:
+            out = self._execute(program, *arguments)
+        except exception.Interrupted:
+            self._health.failed()
+            raise
+        except BaseException:
+            self._health.answered()
+            raise
+        self._health.answered()
+        return out
+
+    def _execute(self, program: str, *arguments: str) -> str:
         started: list[Any] = []
         what = f'{program} {arguments[0]}' if program == 'rbd' else program
         try:

@@ -164,6 +164,8 @@ class Connectors:
                 raise
             raise exception.BaseUnreadable(f'{way.text}: {error}') from error
         steps.reached('connector: opened')
+        if way.origin.startswith(connector.ABSENT):
+            return
         answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
         if answer is not Answer.READ:
             fault = exception.StorageDaemonBusy if answer is Answer.SILENT \

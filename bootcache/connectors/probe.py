@@ -15,9 +15,9 @@ from bootcache import exception
 
 _BYTES = 4096
 _MOST_SECONDS = 60.0
-# Of places that have zeros, until they are taken for an answer; how far from the last place with
-# data the first one is, in 4 KiB.
-_MOST_PLACES, _NEAR = 64, 16384
+# Of places that have zeros, one after the other, until they are taken for an answer; how far from
+# the last place with data half of them are, in 4 KiB.
+_MOST_PLACES, _NEAR = 8, 16384
 
 
 class Answer(enum.Enum):
@@ -44,19 +44,19 @@ class _Read:
 
     :param path: of the unix socket, or of a link to it.
     :param export: the name of what is read.
-    :param near: a place of 4 KiB beside which data was found; None if that is not known.
+    :ivar near: a place of 4 KiB that has data; None if none is known.
     """
 
     def __init__(self, path: str, export: str, near: int | None):
         # Debian's python3-libnbd.
         import nbd
         self._nbd = nbd
-        self._near = near
+        self.near = near
         self._handle: Any = nbd.NBD()
         self._handle.set_export_name(export)
         self._buffer = nbd.Buffer(_BYTES)
         self._cookie: int | None = None
-        self._tries = self.place = 0
+        self._tries = self._place = 0
         self.answer: Answer | None = None
         try:
             self._handle.aio_connect_unix(path)
@@ -90,7 +90,9 @@ class _Read:
         if self._cookie is None and self._handle.aio_is_ready():
             self._begin()
         if self._cookie is not None and self._handle.aio_command_completed(self._cookie):
-            if self._tries == _MOST_PLACES or any(self._buffer.to_bytearray()):
+            if any(self._buffer.to_bytearray()):
+                self.answer, self.near = Answer.READ, self._place
+            elif self._tries == _MOST_PLACES:
                 self.answer = Answer.READ
             else:
                 self._begin()
@@ -100,9 +102,9 @@ class _Read:
     def _begin(self) -> None:
         places = max(1, int(self._handle.get_size()) // _BYTES)
         # Drawn anew: what is read again and again is in the exporter's memory.
-        self.place = secrets.randbelow(places) if self._near is None or self._tries \
-            else min(places - 1, max(0, self._near + secrets.randbelow(2 * _NEAR) - _NEAR))
-        self._cookie = self._handle.aio_pread(self._buffer, _BYTES * self.place)
+        self._place = secrets.randbelow(places) if self.near is None or self._tries % 2 \
+            else min(places - 1, max(0, self.near + secrets.randbelow(2 * _NEAR) - _NEAR))
+        self._cookie = self._handle.aio_pread(self._buffer, _BYTES * self._place)
         self._tries += 1
 
 
@@ -114,7 +116,7 @@ def read(sockets: Mapping[str, str], seconds: float,
 
     :param sockets: where they are read, by the names of their exports.
     :param seconds: after which those that have no answer are silent.
-    :param places: where each was read last, in 4 KiB; changed.
+    :param places: where each has data, in 4 KiB; what is found is entered.
     """
     places = {} if places is None else places
     reads = {export: _Read(path, export, places.get(export)) for export, path in sockets.items()}
@@ -129,6 +131,5 @@ def read(sockets: Mapping[str, str], seconds: float,
             poll.register(one.file(), one.events())
         for file, events in poll.poll(left * 1000):
             files[file].go_on(events)
-    places.update({export: one.place for export, one in reads.items()
-                   if one.answer is Answer.READ})
+    places.update({export: one.near for export, one in reads.items() if one.near is not None})
     return {export: one.answer or Answer.SILENT for export, one in reads.items()}

@@ -12,7 +12,7 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -149,7 +149,8 @@ class Watch:
                 # For somebody else, for whom this one has waited.
                 raise error
             try:
-                self._take(export, before)
+                # Whoever reads it waits.
+                self._take(export, before, {} if self._connectors.has_link(export) else None)
             except exception.BootcacheError:
                 if before and self._parks:
                     self._connectors.park(export)
@@ -162,13 +163,14 @@ class Watch:
         :raises BootcacheError: if it is not read by that, and why.
         """
         error: exception.BootcacheError | None = None
-        with self.alone(export):
-            before = self._connectors.name_of(export)
-            for way in self._ways(export, False) if before else ():
-                if self.is_bad(export, way.origin):
-                    continue
+        # What gives the ways may take its time: readers that wait for another one do not wait.
+        for way in self._ways(export, False) if self._connectors.name_of(export) else ():
+            if self.is_bad(export, way.origin):
+                continue
+            with self.alone(export):
+                before = self._connectors.name_of(export)
                 try:
-                    if not self._connectors.is_by(before, way):
+                    if before and not self._connectors.is_by(before, way):
                         self._connectors.connect(export, way)
                     break
                 except exception.BootcacheError as found:
@@ -218,7 +220,7 @@ class Watch:
                     raise failed[way.origin]
                 # One that was killed is started again.
                 avoid = {before} if self._connectors.runs(before) else set()
-                self._connectors.connect(export, way, avoid | self._silent_of(way.origin))
+                self._connectors.connect(export, way, avoid | self._silent_of(way.origin, avoid))
                 self._silent.pop(export, None)
                 self._failed.pop(export, None)
                 return
@@ -229,12 +231,15 @@ class Watch:
         self._failed[export] = self._clock(), error
         raise error
 
-    def _silent_of(self, origin: str) -> set[str]:
+    def _silent_of(self, origin: str, avoid: Container[str]) -> set[str]:
         """Return the names of an origin's connectors by which another base has no answer just now:
         what is opened there would wait with that, and keep all others waiting.
+
+        :param avoid: those that are not looked at.
         """
         read = {self._connectors.name_of(export): export for export in self._known()}
-        exports = [export for name, export in read.items() if name.startswith(f'{origin}-')]
+        exports = [export for name, export in read.items()
+                   if name.startswith(f'{origin}-') and name not in avoid]
         answers = self._read(exports, 1.0)
         return {self._connectors.name_of(export) for export in exports
                 if answers[export] is Answer.SILENT}

@@ -82,11 +82,13 @@ def rbd_origin(conf: str, user: str) -> str:
 def absent_way(export: str, virtual_bytes: int) -> Way:
     """Return a way to nothing, by which a reader learns the size of a base that is away.
 
-    Who opens it there ends its connector before somebody reads.
+    Each read of it is an error: QEMU's server cuts off who reads, who connects again, by the link
+    as it is by then.
 
     :param virtual_bytes: size of the base.
     """
-    return Way({'driver': 'null-co', 'size': virtual_bytes, 'read-zeroes': False},
+    return Way({'driver': 'blkdebug', 'inject-error': [{'event': 'none', 'once': False}],
+                'image': {'driver': 'null-co', 'size': virtual_bytes}},
                connector.ABSENT + _origin(export), 'nowhere')
 
 

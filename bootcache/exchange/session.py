@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import libtorrent
@@ -62,15 +62,12 @@ class ExchangeSession:
     :param limits: what it may do.
     :param members: this host's certificate.
     :param directory: of the links to files; its own.
-    :param clock: monotonic seconds.
     :raises ConfigurationError: if it cannot listen, or a network is none.
     """
 
-    def __init__(self, limits: ExchangeLimits, members: Members, directory: str,
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(self, limits: ExchangeLimits, members: Members, directory: str):
         self._limits = limits
         self._members = members
-        self._clock = clock
         # Guards what is held; libtorrent answers within milliseconds.
         self._lock = threading.RLock()
         self._held: dict[str, Held] = {}
@@ -104,8 +101,8 @@ class ExchangeSession:
 
     def _wait_for_listening(self, session: Any) -> None:
         place = f'[bootcache]exchange_address={self._limits.address}, port {self._limits.port}'
-        deadline = self._clock() + _START_SECONDS
-        while self._clock() < deadline:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
             session.wait_for_alert(500)
             for alert in session.pop_alerts():
                 if isinstance(alert, libtorrent.listen_failed_alert):
@@ -157,13 +154,13 @@ class ExchangeSession:
             if there is not None and not is_fetched:
                 if there.is_fetched:
                     raise exception.ExchangeFailed(f'{torrent.name} is being fetched')
-                there.until = max(there.until, self._clock() + seconds)
+                there.until = max(there.until, time.monotonic() + seconds)
                 return torrent.name
             self._drop(torrent.name)
             if is_fetched:
                 self._end_fetches_into(descriptor)
             self._make_room(is_fetched)
-            held = Held(torrent, None, self._links.make(descriptor), self._clock() + seconds,
+            held = Held(torrent, None, self._links.make(descriptor), time.monotonic() + seconds,
                          is_fetched, is_fetched, rate)
             try:
                 held.handle = self._add(held, peers)
@@ -255,12 +252,12 @@ class ExchangeSession:
 
     def _add_again(self, held: Held, peers: Iterable[Peer]) -> Any:
         # It goes in its own thread.
-        deadline = self._clock() + _AGAIN_SECONDS
+        deadline = time.monotonic() + _AGAIN_SECONDS
         while True:
             try:
                 return self._add(held, peers)
             except RuntimeError as error:
-                if self._clock() > deadline:
+                if time.monotonic() > deadline:
                     raise exception.ExchangeFailed(f'libtorrent refuses it: {error}') from error
                 time.sleep(0.01)
 
@@ -277,7 +274,7 @@ class ExchangeSession:
             # A seed writes nothing. Not by upload mode: set for a seed with requests that were not
             # sent yet it ends the process (libtorrent 2.1.1, peer_connection::cancel_all_requests).
             held.is_fetched = False
-            held.until = self._clock() + seconds
+            held.until = time.monotonic() + seconds
 
     def drop(self, name: str) -> None:
         """Fetch or give a file no longer; nothing happens if that is so."""
@@ -328,7 +325,7 @@ class ExchangeSession:
         with self._lock:
             held = self._get(name)
             if held.is_fetched:
-                held.until = self._clock() + _FORGOTTEN_SECONDS
+                held.until = time.monotonic() + _FORGOTTEN_SECONDS
             return self._described(name, held)
 
     def _described(self, name: str, held: Held) -> dict[str, Any]:
@@ -365,7 +362,7 @@ class ExchangeSession:
     def upkeep(self) -> None:
         """Drop what is over, and hear what libtorrent says; to be called every second."""
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             for name, held in list(self._held.items()):
                 if held.until <= now:
                     if held.is_fetched:

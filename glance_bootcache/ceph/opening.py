@@ -28,10 +28,9 @@ LOG = logging.getLogger(__name__)
 
 # For which the exporter's reads wait for a connector that is started anew.
 _RECONNECT_SECONDS = 60
-# After a failure Ceph is not asked for so long where a clone comes from, and no clone is opened for
-# somebody who waits.
-_PAUSE_SECONDS, _OPEN_PAUSE_SECONDS = 60, 10
-# Nor for one of which it has told nothing.
+# After a failure no clone is opened for somebody who waits, for so long.
+_OPEN_PAUSE_SECONDS = 10
+# Ceph is not asked again for so long where a clone comes from of which it has told nothing.
 _AGAIN_SECONDS = 600
 # For which a round of upkeep asks; those that are left come in the next.
 _ROUND_SECONDS = 10
@@ -52,7 +51,7 @@ class OpenClones:
         self._ceph = group.rbd_store_ceph_conf, group.rbd_store_user
         self._rbd = Rbd(*self._ceph)
         self._connectors = Connectors(group.run_dir, Starter(group.run_dir).do)
-        self._health, self._opening = Breaker(1, _PAUSE_SECONDS), Breaker(1, _OPEN_PAUSE_SECONDS)
+        self._opening = Breaker(1, _OPEN_PAUSE_SECONDS)
         # Of clones that are served, or about to be, by name. Each step is atomic; likewise below.
         self._served: dict[str, RbdClone] = {}
         # Of clones that were open, by name; it never becomes another.
@@ -136,20 +135,17 @@ class OpenClones:
 
     def _learn(self, clone: RbdClone) -> None:
         """Ask Ceph where a clone comes from, if it is not known."""
-        if clone.name in self._origins or self._untold.get(clone.name, 0.0) > time.monotonic() \
-                or not self._health.may_ask():
+        if clone.name in self._origins or self._untold.get(clone.name, 0.0) > time.monotonic():
             return
         origin = None
         try:
             origin = self._rbd.origin(clone)
         except exception.Interrupted as error:
-            self._health.failed()
             LOG.info('hosts are not told yet where in Ceph the parent of %s is: %s', clone.path,
                      error)
             return
         except exception.BootcacheError as error:
             LOG.debug('hosts are not told where in Ceph the parent of %s is: %s', clone.path, error)
-        self._health.answered()
         if origin is None:
             self._untold[clone.name] = time.monotonic() + _AGAIN_SECONDS
         else:

@@ -18,7 +18,6 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
-from bootcache.breaker import Breaker
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone
 from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
@@ -29,8 +28,6 @@ LOG = logging.getLogger(__name__)
 # A look at a raw image reads no more of it: what any format is known by is in its first bytes.
 _HEAD_BYTES = 4 << 20
 _SWEEP_SECONDS = 300
-# After a failure Ceph is left alone for so long, as each that asks waits.
-_PAUSE_SECONDS = 30
 _DOWNLOADED = 'image %s: its base is not read in Ceph, and is got another way: %s'
 
 
@@ -43,7 +40,6 @@ class CephBases:
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf: Any = conf[bootcache_conf.GROUP]
         self._rbd = Rbd(self._conf.rbd_store_ceph_conf, self._conf.rbd_store_user)
-        self._health = Breaker(1, _PAUSE_SECONDS)
         self._swept_at: float | None = None
 
     def obtain(self, image: ImageFacts, check: Callable[[], None],
@@ -68,23 +64,14 @@ class CephBases:
             LOG.info(_DOWNLOADED, image.image_id, f'its disk_format is {image.disk_format};'
                      ' only raw images are served from there')
             return None
-        if not self._health.may_ask():
-            LOG.warning(_DOWNLOADED, image.image_id, 'Ceph did not answer just now')
-            return None
         try:
             return self._clone(image, algorithm, value, check, arrived)
         except RbdAbsent:
-            self._health.answered()
             LOG.info(_DOWNLOADED, image.image_id,
                      f'pool {self._conf.rbd_store_pool} has no such image')
         except exception.Cancelled:
-            self._health.answered()
             raise
-        except exception.Interrupted as error:
-            self._health.failed()
-            LOG.warning(_DOWNLOADED, image.image_id, error)
         except exception.BootcacheError as error:
-            self._health.answered()
             LOG.warning(_DOWNLOADED, image.image_id, f'{error}; look at the caps of client.'
                         f'{self._rbd.user}' if isinstance(error, RbdRefused) else error)
         return None
@@ -111,7 +98,6 @@ class CephBases:
             except RbdAbsent as error:
                 absent = error
                 continue
-            self._health.answered()
             kept = False
             try:
                 fault = self._fault(clone, image.stored_bytes, algorithm, value, check, arrived)

@@ -16,7 +16,6 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
-from bootcache.breaker import Breaker
 from bootcache.ceph import places, snapshotcommands
 from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.ceph.rbd import RbdAbsent, RbdRefused
@@ -31,7 +30,6 @@ _BEGUN = 'begun-'
 _FORMAT = 'raw'
 # As in cephbases.py: what any format is known by is in its first bytes.
 _HEAD_BYTES = 4 << 20
-_PAUSE_SECONDS = 30
 _PURGE_SECONDS = 600
 
 
@@ -49,7 +47,6 @@ class RbdSnapshots:
         self._rbd = SnapshotCommands(self._conf_path, self._user)
         self._copies = FlatCopies(self._rbd, self._pool,
                                   (group.rbd_clone_pool, group.rbd_clone_namespace), self._depth)
-        self._health = Breaker(1, _PAUSE_SECONDS)
         self._purged_at: float | None = None
 
     @property
@@ -174,15 +171,13 @@ class RbdSnapshots:
         is_purged = self._purged_at is not None and now - self._purged_at < _PURGE_SECONDS
         if not self._pool or (is_purged and not self._copies.is_due()):
             return
-        if not self._health.may_ask():
-            return
         if not is_purged:
             self._purged_at = now
             try:
-                self._rbd.purge(self._pool)
-            except exception.Interrupted as error:
                 # A large one takes longer than a command may: that is no reason to begin no
                 # snapshot.
+                SnapshotCommands(self._conf_path, self._user).purge(self._pool)
+            except exception.Interrupted as error:
                 LOG.info('the trash of pool %s is not empty yet, and is purged further in %d s: %s',
                          self._pool, _PURGE_SECONDS, error)
         with self._asking():
@@ -196,22 +191,9 @@ class RbdSnapshots:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Ask Ceph, unless it did not answer just now: each that does waits.
-
-        :raises Interrupted: if it does not answer.
-        """
-        if not self._health.may_ask():
-            raise exception.Interrupted('Ceph did not answer just now')
+        """Have Ceph's refusals tell what the user lacks."""
         try:
             yield
-        except exception.Interrupted:
-            self._health.failed()
-            raise
         except RbdRefused as error:
-            self._health.answered()
             raise exception.BootcacheError(
                 f'{error}; client.{self._user} needs "profile rbd pool={self._pool}"') from error
-        except exception.BootcacheError:
-            self._health.answered()
-            raise
-        self._health.answered()

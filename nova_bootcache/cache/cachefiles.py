@@ -8,7 +8,6 @@ Beside the name lies its entry, a JSON document that names the image, the file's
 base is (doc/source/formats.rst). A file without an entry does not count.
 """
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -21,7 +20,7 @@ from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming, savefile, steps, tier
 from bootcache.ceph.places import RbdOrigin
-from bootcache.locks import KeyedLocks, leaf
+from bootcache.locks import KeyedLocks, UsageCounts, leaf
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.locks import Rank
@@ -153,9 +152,9 @@ class CacheFiles:
         # The file of an image that this process verified: inode, time and size. Guarded by the
         # lock, held for dictionary steps.
         self._verified: dict[str, tuple[int, int, int]] = {}
-        # How many place an image's file, or wait for that, and do not give way. Likewise.
-        self._waiting: collections.Counter[str] = collections.Counter()
         self._lock = leaf('the lock of verified files')
+        # Who places an image's file, or waits for that, and does not give way.
+        self._waiting = UsageCounts('files that are placed')
         self._placing = KeyedLocks(Rank.PLACING, 'the lock of placing image')
 
     def prepare(self) -> None:
@@ -343,16 +342,9 @@ class CacheFiles:
         :param gives_way: whether it ends when another one waits: see ``is_waited_for``. A server
             may wait for any of these.
         """
-        with self._lock:
-            self._waiting[image_id] += not gives_way
-        try:
-            with self._placing.of(image_id):
-                yield
-        finally:
-            with self._lock:
-                self._waiting[image_id] -= not gives_way
-                if not self._waiting[image_id]:
-                    del self._waiting[image_id]
+        with contextlib.nullcontext() if gives_way else self._waiting.of(image_id), \
+                self._placing.of(image_id):
+            yield
 
     @contextlib.contextmanager
     def placing_if_free(self, image_id: str) -> Iterator[bool]:
@@ -367,8 +359,7 @@ class CacheFiles:
 
     def is_waited_for(self, image_id: str) -> bool:
         """Tell whether somebody waits to place an image's file, and does not give way."""
-        with self._lock:
-            return self._waiting[image_id] > 0
+        return image_id in self._waiting
 
     def entries(self) -> list[CacheEntry]:
         """Return the entries of all cache images, without a look at their content."""

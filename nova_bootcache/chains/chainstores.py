@@ -56,6 +56,8 @@ class Parts:
 
 
 _AGAIN_SECONDS = 1.0
+# For which Nova waits with a server that is there: each has one of nova-compute's threads.
+CHAIN_SECONDS = 60
 Result = TypeVar('Result')
 
 

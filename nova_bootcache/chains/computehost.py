@@ -23,7 +23,6 @@ from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.gateway.storespace import StoreSpace
 from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.storagenode import TakenCertificates
@@ -43,11 +42,11 @@ class ComputeHost:
     :ivar certificates: whether QEMU takes this host's.
     :ivar expiry: tells of certificates that end.
     :ivar serving: whether new servers are served.
+    :ivar clones: of bases, in Ceph.
     :ivar connections: by which bases are read.
     :ivar chains: makes and keeps servers' chains.
     :ivar facts: what placement has to know of this host.
     :ivar expansions: expands cache images that came compressed.
-    :ivar store_space: what growing stores were to grow into.
 
     :param conf: Nova's configuration, with the driver's options registered.
     :param cache_directory: of the host's cache images.
@@ -74,20 +73,20 @@ class ComputeHost:
         self.expiry = certificates.configured(group, tls.Endpoint.CLIENT)
         self.storage = HostsClient(conf, self.encryption)
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
-        clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD)
-        clones.check()
+        self.clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD)
+        self.clones.check()
         run_dir = group.gateway_run_dir
         starts = group.gateway_autostart and not listening.is_served(
             supervisor.socket_path(run_dir))
         self._starter = Starter(run_dir) if starts else None
         do = self._starter.do if self._starter else functools.partial(supervisor.ask, run_dir)
         self._supervisor_path = '' if self._starter else supervisor.socket_path(run_dir)
-        self.connections = BaseConnections(Connectors(run_dir, do), self.encryption, clones)
+        self.connections = BaseConnections(Connectors(run_dir, do), self.encryption,
+                                           self.clones)
         self.gateway = Gateway(run_dir, group.gateway_socket, self.connections,
                                group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
-        self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
         self.room = Room(self.cache, self.below, self.needs, limits)
         self._readable = Readable()
         self.exchange_asking = ExchangeAsking(conf, self.storage)

@@ -163,10 +163,10 @@ def bring(gateway: Gateway, image_id: str, size: int, path: str, seconds: float,
     daemonjobs.start_reading(daemon, job, naming.node_name(READER, image_id),
                              naming.node_name(SINK, image_id), _PIECE)
     there, since, began = -1, 0.0, time.monotonic()
-    while not (job_now := daemonjobs.look(daemon, job)).is_done:
+    while (come := daemonjobs.look(daemon, job)) is not None:
         now = time.monotonic()
-        if job_now.bytes != there:
-            there, since = job_now.bytes, now
+        if come != there:
+            there, since = come, now
         if now - since >= stalled:
             raise exception.BootcacheError(f'nothing has come for {stalled:.0f} s')
         if now - began >= seconds:

@@ -6,6 +6,7 @@ bootcache/connectors).
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -95,8 +96,12 @@ class BaseConnections:
         return self._watch.is_read(export)
 
     def check(self, export: str) -> None:
-        """Check that a base can be read now: see ``Watch``."""
-        self._watch.check(export)
+        """Check that a base can be read now: see ``Watch``.
+
+        Nothing is known of one that a gateway reads which was started before there were connectors.
+        """
+        if self._connectors.has_link(export):
+            self._watch.check(export)
 
     def _ways(self, export: str, quickly: bool) -> Iterator[Way]:
         if (remote := self._all().get(export)) is None:
@@ -140,12 +145,17 @@ class BaseConnections:
         :raises ConfigurationError: if this host does not speak with its storage node.
         """
         self.know(remote)
+        # Upkeep forgets what the gateway does not serve yet.
+        holder = f'connect-{threading.get_ident()}'
+        self._held[holder] = remote
         try:
             self._watch.connect(remote.export)
         except _TOLD:
             raise
         except exception.BootcacheError as error:
             raise away(remote, error) from error
+        finally:
+            self.let_go(holder)
 
     def failure(self, remote: Remote) -> exception.BootcacheError | None:
         """Return why a base cannot be read, as far as the watch knows; None if it can, or nobody
@@ -181,26 +191,24 @@ class BaseConnections:
 
     @contextlib.contextmanager
     def absent(self, remote: Remote, virtual_bytes: int, is_served: Callable[[], bool]
-               ) -> Iterator[Callable[[], None]]:
+               ) -> Iterator[None]:
         """Have the gateway open a base that cannot be read now: it learns its size.
 
-        Nobody else changes the way to it meanwhile.
+        Nobody else changes the way to it meanwhile; afterwards it is read by no way until the watch
+        finds one. Nothing of that happens if it can be read by now.
 
-        :param is_served: tells whether somebody else has had it opened by now: nobody who reads
-            it may ever come to what has but its size.
-        :returns: has it be read by no way, until the watch finds one; to be called before anybody
-            reads it. Nothing happens then if it can be read by now.
+        :param is_served: tells whether somebody else has had it opened by now.
         :raises StorageDaemonError: if no connector can be started.
         """
         export = remote.export
         with self._watch.alone(export):
             self._remotes.setdefault(export, remote)
             if is_served() or self._connectors.name_of(export):
-                yield lambda: None
+                yield
                 return
             self._connectors.connect(export, absent_way(export, virtual_bytes))
             try:
-                yield lambda: self._connectors.park_absent(export)
+                yield
             finally:
                 self._connectors.park_absent(export)
 
@@ -220,26 +228,6 @@ class BaseConnections:
     def let_go(self, holder: str) -> None:
         """Note that somebody reads nothing more, as ``hold`` has it."""
         self._held.pop(holder, None)
-
-    @contextlib.contextmanager
-    def copied(self, remote: Remote) -> Iterator[dict[str, object] | None]:
-        """Have a base be read in Ceph while it is copied, whether the gateway reads it or not.
-
-        :returns: its block node, which does not reconnect: whoever copies goes on another way. None
-            if this host cannot read it in Ceph; why is logged.
-        """
-        holder = f'copy-{remote.image_id}'
-        node: dict[str, object] | None = None
-        try:
-            if self.may_read_in_ceph(remote):
-                with contextlib.suppress(exception.BootcacheError):
-                    self.hold(holder, remote)
-                    if self.is_in_ceph(remote.export):
-                        node = {'driver': 'nbd', 'export': remote.export, 'server': {
-                            'type': 'unix', 'path': self.socket(remote.export)}}
-            yield node
-        finally:
-            self.let_go(holder)
 
     # All of them.
 
@@ -271,8 +259,9 @@ class BaseConnections:
             self._not_found.pop(export, None)
         self._connectors.keep(wanted)
         if self._has_clones:
+            # As long as it may be read there: a full base may be copied from it.
             self._clones.sweep(remote for export, remote in wanted.items()
-                               if self.is_in_ceph(export))
+                               if self._clones.is_on or self.is_in_ceph(export))
 
     def _prefer(self, remote: Remote) -> None:
         """Its storage node may have another address by now, or this host other certificates."""

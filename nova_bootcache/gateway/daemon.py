@@ -7,7 +7,7 @@ reaches its base by an export of the gateway on a unix socket.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from oslo_log import log as logging
@@ -109,12 +109,11 @@ class Gateway:
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
         """
         self.daemon.ensure_running()
-        with self.connections.absent(
-                remote, virtual_bytes,
-                lambda: self._present(remote.image_id).is_exported) as opened:
-            self._export(remote, opened)
+        with self.connections.absent(remote, virtual_bytes,
+                                     lambda: self._present(remote.image_id).is_exported):
+            self._export(remote)
 
-    def _export(self, remote: Remote, opened: Callable[[], None] = lambda: None) -> str:
+    def _export(self, remote: Remote) -> str:
         image_id = remote.image_id
         export = naming.export_name(naming.EXPORT_BASE, image_id)
         if not self._present(image_id).is_exported:
@@ -129,15 +128,11 @@ class Gateway:
                     raise exception.StorageDaemonError(
                         f'gateway: servers that run read another content of {image_id} than'
                         f' {remote.export}')
-            self._serve(image_id, there, remote.export, opened)
+            self._serve(image_id, there, remote.export)
         return export
 
-    def _serve(self, image_id: str, there: Present, content: str,
-               opened: Callable[[], None]) -> None:
-        """Export a base that is read by its link.
-
-        :param opened: called when it is open, before anybody can read it.
-        """
+    def _serve(self, image_id: str, there: Present, content: str) -> None:
+        """Export a base that is read by its link."""
         top = graph.top_node(image_id, graph.REMOTE)
         # A server waits: to connect once for all of it spares milliseconds.
         with self.daemon.session():
@@ -147,7 +142,6 @@ class Gateway:
             self._ensure_unlimited()
             self.daemon.add_nodes(
                 self.linked_node(naming.node_name(graph.REMOTE, image_id), content), top)
-            opened()
             steps.reached('gateway: nodes')
             self.daemon.add_export(naming.export_name(naming.EXPORT_BASE, image_id),
                                    str(top['node-name']))
@@ -269,19 +263,19 @@ class Gateway:
             self._reconcile(image_id, dataclasses.replace(graph.as_it_is(there), **wishes), there)
 
     def _reconcile(self, image_id: str, wanted: Wanted, there: Present) -> None:
-        for step in graph.reconcile(wanted, there):
-            if step.action is GraphAction.CHECK_JOB:
+        for action, kind in graph.reconcile(wanted, there):
+            if action is GraphAction.CHECK_JOB:
                 if daemonjobs.is_there(self.daemon, graph.arrival_job(image_id)):
                     raise exception.StorageDaemonBusy(
                         f'gateway: the cache image of {image_id} still comes: its job has not'
                         ' ended, and may wait for the storage node')
                 continue
             with self.daemon.session() as session:
-                if step.action is GraphAction.READ:
+                if action is GraphAction.READ:
                     self.connections.check(there.content)
-                    self.read_from(image_id, step.kind)
+                    self.read_from(image_id, kind)
                 else:
-                    name = naming.node_name(step.kind, image_id)
+                    name = naming.node_name(kind, image_id)
                     try:
                         session.execute('blockdev-del', node_name=name)
                     except exception.StorageDaemonError:

@@ -50,16 +50,8 @@ class GraphAction(enum.Enum):
     DELETE = 'remove a node'
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphStep:
-    """One change of an image's nodes.
-
-    :ivar action: what is done.
-    :ivar kind: of the node that it is about; empty where it is about none.
-    """
-
-    action: GraphAction
-    kind: str = ''
+# What is done, and the kind of the node that it is about; empty where it is about none.
+GraphStep = tuple[GraphAction, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +123,14 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     if not there.is_exported and wanted.store is not Store.GROWS and not wanted.arrives:
         going.update(KINDS)
     leaving = [kind for kind in KINDS if kind in going & there.kinds]
-    steps = []
+    steps: list[GraphStep] = []
     if not wanted.arrives and there.kinds & set(ARRIVAL):
-        steps.append(GraphStep(GraphAction.CHECK_JOB))
+        steps.append((GraphAction.CHECK_JOB, ''))
     if leaving and TOP in there.kinds and TOP not in leaving:
-        steps.append(GraphStep(GraphAction.READ, lower(there.kinds - going)))
+        steps.append((GraphAction.READ, lower(there.kinds - going)))
     # What is on top of all goes first.
     leaving.sort(key=lambda kind: kind != TOP)
-    steps += [GraphStep(GraphAction.DELETE, kind) for kind in leaving]
+    steps += [(GraphAction.DELETE, kind) for kind in leaving]
     return tuple(steps)
 
 
@@ -180,6 +172,10 @@ def present(image_ids: Iterable[str], nodes: Mapping[str, str],
 
 
 def _content(file: str) -> str:
-    """Return the export that a node reads by a link, by what QEMU calls its file; else nothing."""
-    found = re.fullmatch(r'nbd\+unix:///(.+)\?socket=.+', file)
+    """Return the export that a node reads, by what QEMU calls its file; else nothing.
+
+    It is read by a link, but in a gateway that was started before there were connectors.
+    """
+    found = re.match(r'nbd(?:\+unix)?://[^/]*/([^?]+)', file) \
+        or re.search(r'"export": "([^"]+)"', file)
     return found[1] if found else ''

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from bootcache import exception, steps
-from bootcache.breaker import Breaker
 from bootcache.ceph import rights
 from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
@@ -21,8 +20,6 @@ from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
-# After a failure Ceph is left alone for so long, as each that asks waits.
-_PAUSE_SECONDS = 30
 _SWEEP_SECONDS = 300
 # One that was asked for so many seconds ago may be about to be opened.
 _FRESH_SECONDS = 120
@@ -41,7 +38,6 @@ class HostClones:
         self.is_on = is_on
         self._access = access
         self._rbd = Rbd(access.conf, access.user)
-        self._health = Breaker(1, _PAUSE_SECONDS)
         self._is_harmless = False
         self._news = News(LOG)
         # When each was asked for, in monotonic seconds, by its name. Each step is atomic.
@@ -64,7 +60,6 @@ class HostClones:
         except HarmfulKey:
             raise
         except exception.Interrupted as error:
-            self._health.failed()
             LOG.warning('bootcache: Ceph does not answer (%s): bases are read through the exporter'
                         ' until it does', error)
         except exception.BootcacheError as error:
@@ -96,7 +91,7 @@ class HostClones:
         self._asked_at[clone.name] = time.monotonic()
         try:
             if makes:
-                self._prepare(clone, remote.rbd)
+                self._make(clone, remote.rbd)
         except exception.BootcacheError as error:
             cure = f'; client.{self._access.user} needs mon "{rights.MON_CAPS}", osd' \
                 f' "{self._access.caps}"' if isinstance(error, RbdRefused) else ''
@@ -105,19 +100,6 @@ class HostClones:
             return None
         self._news.mended(image_id, 'image %s: its base can be read in Ceph', image_id)
         return rbd_way(clone, self._access.conf, self._access.user)
-
-    def _prepare(self, clone: RbdClone, origin: RbdOrigin) -> None:
-        if not self._health.may_ask():
-            raise exception.BootcacheError('Ceph did not answer just now')
-        try:
-            self._make(clone, origin)
-        except exception.Interrupted:
-            self._health.failed()
-            raise
-        except exception.BootcacheError:
-            self._health.answered()
-            raise
-        self._health.answered()
 
     def clone(self, remote: Remote, origin: RbdOrigin) -> RbdClone:
         """Return the clone of a base, which there need not be."""

@@ -4,14 +4,13 @@ A need is entered before anything is decided by what is here, so that what was d
 here when it is done; and nothing is let go of while somebody enters.
 """
 
-import collections
 import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
 
 from bootcache import tier
-from bootcache.locks import KeyedLocks, leaf
+from bootcache.locks import KeyedLocks, UsageCounts, leaf
 from nova_bootcache.locks import Rank
 
 # Nova may wait for the network, five minutes by default, between a disk's making and its opening.
@@ -45,37 +44,26 @@ class HostNeeds:
         # Disks that were just made or are about to be opened: their images, until when that is
         # believed in monotonic seconds, and their files' time.
         self._in_making: dict[str, tuple[str, float, int]] = {}
-        # How many operations of Nova's on a server are under way.
-        self._operations: collections.Counter[str] = collections.Counter()
-        # How many boots from an image are watched, or about to be.
-        self._booting: collections.Counter[str] = collections.Counter()
         self._arriving: set[str] = set()
         # None as long as nobody has looked: then all are needed.
         self._unsettled: frozenset[str] | None = None
+        # Operations of Nova's, by server; boots that are watched, or about to be, by image.
+        self._operations = UsageCounts('Nova\'s operations')
+        self._booting = UsageCounts('boots')
 
     # Nova's operations.
 
-    @contextlib.contextmanager
-    def operating(self, server_id: str) -> Iterator[None]:
+    def operating(self, server_id: str) -> contextlib.AbstractContextManager[None]:
         """Note that Nova works on a server: what its disk needs stays until that has ended.
 
         Its disk may be opened before for another purpose, such as files that are put into it, and
         be renamed, before QEMU opens it.
         """
-        with self._lock:
-            self._operations[server_id] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._operations[server_id] -= 1
-                if not self._operations[server_id]:
-                    del self._operations[server_id]
+        return self._operations.of(server_id)
 
     def is_operated(self, server_id: str) -> bool:
         """Tell whether Nova works on a server."""
-        with self._lock:
-            return server_id in self._operations
+        return server_id in self._operations
 
     # Chains in the making.
 
@@ -127,29 +115,19 @@ class HostNeeds:
 
     def begin_boot(self, image_id: str) -> None:
         """Note that a boot from an image is watched: its growing store stays."""
-        with self._lock:
-            self._booting[image_id] += 1
+        self._booting.begin(image_id)
 
     def end_boot(self, image_id: str) -> None:
         """Note that one that was is not watched any more."""
-        with self._lock:
-            self._booting[image_id] -= 1
-            if not self._booting[image_id]:
-                del self._booting[image_id]
+        self._booting.end(image_id)
 
-    @contextlib.contextmanager
-    def booting(self, image_id: str) -> Iterator[None]:
+    def booting(self, image_id: str) -> contextlib.AbstractContextManager[None]:
         """Keep an image's growing store while the block runs: somebody is about to watch a boot."""
-        self.begin_boot(image_id)
-        try:
-            yield
-        finally:
-            self.end_boot(image_id)
+        return self._booting.of(image_id)
 
     def is_booting(self, image_id: str) -> bool:
         """Tell whether a boot from an image is watched, or about to be."""
-        with self._lock:
-            return self._booting[image_id] > 0
+        return image_id in self._booting
 
     def any_boots(self) -> bool:
         """Tell whether a server of this host boots, or is about to, as far as is known here."""

@@ -19,9 +19,8 @@ import shutil
 from oslo_log import log as logging
 
 from bootcache import exception, naming, steps, tier
-from bootcache.growingstore import LOOK_SECONDS, GrowingStore, Mark
+from bootcache.growingstore import LOOK_SECONDS, GrowingStore, RecordedStore
 from bootcache.locks import OrderedLock
-from bootcache.workingset import Extent
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, Store
 from nova_bootcache.locks import Rank
@@ -181,14 +180,12 @@ _STOP_AGAIN_SECONDS = 1.0
 MIN_LIMIT = 1 << 20
 
 
-class SharedStore:
+class SharedStore(RecordedStore):
     """One image's growing store in the gateway, within a limit.
 
     :ivar name: the image's id.
     :ivar path: of the store's file; made new, removed at the end.
     :ivar limit: bytes that the file may have.
-    :ivar grows: whether what is read through it is still kept.
-    :ivar is_full: it does not grow any more, as its limit was reached, or its medium is full.
     :ivar gave_back: whether it gave back the space that it does not need: what stays beyond its
         end is the file system's, which may give out megabytes at a time.
     :ivar spoilt: what is read through it is not boots' alone, or not kept, or what a boot read was
@@ -199,14 +196,13 @@ class SharedStore:
     """
 
     def __init__(self, gateway: Gateway, image_id: str, virtual_bytes: int, path: str, limit: int):
-        self.name = image_id
+        super().__init__(GrowingStore(
+            gateway.daemon, image_id, naming.node_name(REMOTE, image_id), virtual_bytes, path,
+            GRANULARITY, lambda: gateway.check_base(image_id)))
         self.path = path
         self.limit = limit
-        self.grows = self.is_full = self.gave_back = self.spoilt = False
+        self.gave_back = self.spoilt = False
         self._gateway = gateway
-        self._store = GrowingStore(gateway.daemon, image_id, naming.node_name(REMOTE, image_id),
-                                   virtual_bytes, path, GRANULARITY,
-                                   lambda: gateway.check_base(image_id))
         self._rate = 0
         # In monotonic seconds.
         self._stop_again_at = 0.0
@@ -252,10 +248,6 @@ class SharedStore:
         :raises StorageDaemonError: if the gateway does not answer.
         """
         return self._store.node(STORE) in self._gateway.daemon.nodes()
-
-    def size(self) -> int:
-        """Return the size of the store's file in bytes, 0 if it is gone."""
-        return self._store.size()
 
     def look(self, now: float) -> bool:
         """Note the store's size, and keep its limit.
@@ -336,22 +328,10 @@ class SharedStore:
         LOG.info('image %s: its growing store, which does not grow any more, gave back the space'
                  ' beyond its %d bytes', self.name, self.size())
 
-    def mark(self) -> Mark:
-        """Return the present place in the store's growth."""
-        return self._store.mark()
-
-    def idle_since(self) -> float:
-        """Return the monotonic time at which it grew last, or was looked at first."""
-        return self._store.idle_since()
-
-    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
-        """Return what was read for the first time between two marks, in that order.
-
-        :raises BootcacheError: if the gateway refuses, or the store or the base cannot be read.
-        """
+    def write_tables(self) -> None:
+        """Have its tables written to its file, alone; raises as ``GrowingStore.write_tables``."""
         with self._lock:
             self._store.write_tables()
-        return self._store.extents_between(begin, end)
 
     def close(self) -> None:
         """Take the store out from below the export, and remove it; readers do not notice.

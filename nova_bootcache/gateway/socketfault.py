@@ -4,16 +4,15 @@ Nova's user may not become QEMU's: nothing else tells what modes, access control
 SELinux deny QEMU, or what QEMU's container lacks.
 """
 
-import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from oslo_log import log as logging
 
 from bootcache import listening
-from bootcache.locks import leaf
+from bootcache.locks import UsageCounts
 
 LOG = logging.getLogger(__name__)
 
@@ -66,15 +65,13 @@ class GatewaySocket:
         self.reason = ''
         # The socket of which a start has shown that.
         self._denied_socket: tuple[int, ...] | None = None
-        # Servers that go the stock way just now. Guarded by the lock.
-        self._stock_only: set[str] = set()
-        self._lock = leaf('the lock of servers that go the stock way')
+        # Servers that go the stock way just now.
+        self._stock_only = UsageCounts('servers that go the stock way')
 
     def reason_for(self, server_id: str) -> str:
         """Return why a server is to go the stock way; empty if it need not."""
-        with self._lock:
-            only = server_id in self._stock_only
-        return self.reason or ('it did not start from a cache image' if only else '')
+        return self.reason or (
+            'it did not start from a cache image' if server_id in self._stock_only else '')
 
     def check(self) -> None:
         """Have new servers try the socket again if it is another one, or has other rights."""
@@ -113,7 +110,7 @@ class GatewaySocket:
             is_here = os.path.exists(path) if not is_socket else (
                 before is not None and self._identity() == before and listening.is_served(path))
             self._failed(server_id, path, denial_of_start(str(error), path, is_socket, is_here))
-            with self.stock_only(server_id):
+            with self._stock_only.of(server_id):
                 start()
 
     def _failed(self, server_id: str, path: str, denied: str) -> None:
@@ -122,14 +119,3 @@ class GatewaySocket:
             LOG.error('bootcache: servers go the stock way: %s', denied)
         LOG.warning('bootcache: server %s did not start, as QEMU could not open %s; it is made the'
                     ' stock way', server_id, path)
-
-    @contextlib.contextmanager
-    def stock_only(self, server_id: str) -> Iterator[None]:
-        """Send a server the stock way while the block runs."""
-        with self._lock:
-            self._stock_only.add(server_id)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._stock_only.discard(server_id)

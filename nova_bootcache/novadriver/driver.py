@@ -21,6 +21,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains import chainstores
+from nova_bootcache.chains.chainstores import CHAIN_SECONDS
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.novadriver import directsnapshots, diskconf, errorpolicy
@@ -39,8 +40,6 @@ CONF = libvirt_driver.CONF
 
 # Flavors and images can require it: resources trait:CUSTOM_BOOTCACHE=required.
 TRAIT = 'CUSTOM_BOOTCACHE'
-# For so long Nova's start waits where it is to start servers whose disks cannot be opened yet.
-_START_SECONDS = 60
 _WAITS = 'its guest stands still, and waits for its disk; it can be moved when it goes on'
 
 
@@ -105,7 +104,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         if not CONF.resume_guests_state_on_host_boot or not self.settler.has_chained():
             return
         try:
-            chainstores.patiently(self.bootcache.ensure_ready, _START_SECONDS, 'Nova\'s start',
+            chainstores.patiently(self.bootcache.ensure_ready, CHAIN_SECONDS, 'Nova\'s start',
                                   lambda: not self._is_stopped)
             self._is_patient = True
         except exception.BootcacheError as error:
@@ -114,7 +113,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             LOG.error('bootcache: Nova\'s start goes on after %d s, and servers that it resumes and'
                       ' that need the gateway go to ERROR: %s. Once bootcache-gateway and'
                       ' bootcache-connectors run, start each with "openstack server reboot --hard"',
-                      _START_SECONDS, error)
+                      CHAIN_SECONDS, error)
 
     def spawn(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """Start it from a disk that is made the stock way if QEMU cannot open what is below it.
@@ -162,8 +161,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         :raises InternalError: if it cannot.
         """
         # Nova's start tries one server after the other: each would wait for a gateway that is away.
-        patience = CONF[bootcache_conf.GROUP].chain_wait if self._is_patient else 0
-        self._disks.open_chain(instance, patience, guest_waits, kept_in)
+        self._disks.open_chain(instance, CHAIN_SECONDS if self._is_patient else 0, guest_waits,
+                               kept_in)
 
     def destroy(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling; report what its boot read, before and once its domain is gone."""
@@ -280,7 +279,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         And what is watched of its boot, as its disk is read here. One that stands still by an error
         goes on first: libvirt would have it stand on the other host as if its user had paused it.
         """
-        goes_on = self.standing.let_go_on(instance.uuid, CONF[bootcache_conf.GROUP].chain_wait)
+        goes_on = self.standing.let_go_on(instance.uuid, CHAIN_SECONDS)
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             if why := self._disks.why_half_done(instance) if goes_on else _WAITS:
                 LOG.warning('bootcache: server %s is not moved: %s', instance.uuid, why)

@@ -16,11 +16,11 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import ending, exception, recording, rpcapi, workingset
-from bootcache.bootend import BootEnd, BootMarker, FoundEnd, RecordedStore
+from bootcache.bootend import BootEnd, BootMarker, FoundEnd
 from bootcache.breaker import GrowingPauses
-from bootcache.ending import BootJudge, ProfileJudge, ServerJudge
-from bootcache.growingstore import Mark, StoreKeeper
-from bootcache.locks import leaf
+from bootcache.ending import BootJudge, BootLimits, ProfileJudge, ServerJudge
+from bootcache.growingstore import Mark, RecordedStore, StoreKeeper
+from bootcache.locks import UsageCounts, leaf
 from bootcache.workingset import Extent
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.gateway import sharedstore
@@ -243,9 +243,9 @@ class WatchedBoots:
         self._over = over
         # By server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
-        # How many disks of an image Nova is reading now, by image. Guarded likewise.
-        self._copies: collections.Counter[str] = collections.Counter()
         self._lock = leaf('the lock of watched boots')
+        # Disks that Nova is reading now, by image.
+        self._copies = UsageCounts('disks that Nova reads')
 
     def watch(self, server_id: str, hostname: str, store: SharedStore, remote: Remote,
               offered: Offered, console: Callable[[], str]) -> None:
@@ -256,19 +256,8 @@ class WatchedBoots:
         :param console: gives the end of the server's console.
         :raises RuntimeError: if no thread can be started; the boot is not watched.
         """
-        assert offered.watch is not None
-
-        def report(extents: list[Extent], ended_by: str, seconds: float, _line: str) -> None:
-            if ended_by == ending.SHUTDOWN and not extents:
-                # It may never have been started: that says nothing of what a boot reads.
-                return
-            # Also that nothing was missed: then no more is to be learned from such boots.
-            self.reports.report(remote.image_id, offered.image_hash, hostname,
-                                sharedstore.GRANULARITY, workingset.to_wire(extents), ended_by,
-                                seconds, None, '', server_id)
-
-        self._begin(server_id, store, self._begin_of(store), offered.watch.marker,
-                    ServerJudge(offered.watch.limits), console, lambda _bytes: None, report)
+        self._begin(server_id, hostname, store, self._begin_of(store), remote, offered,
+                    ServerJudge, console)
 
     def _begin_of(self, store: SharedStore) -> Mark:
         """Return where a boot begins in a store that other boots may be watched in.
@@ -287,8 +276,6 @@ class WatchedBoots:
 
         :raises RuntimeError: if no thread can be started.
         """
-        assert offered.watch is not None
-
         def tell(recorded_bytes: int) -> None:
             try:
                 self._api().boot_progress(remote.image_id, profile.token, recorded_bytes)
@@ -297,22 +284,29 @@ class WatchedBoots:
                 LOG.info('bootcache: how far the profile boot of %s is cannot be told: %s',
                          remote.image_id, error)
 
+        self._begin(server_id, hostname, profile.recording, profile.begin, remote, offered,
+                    ProfileJudge, console, tell, profile.token)
+
+    def _begin(self, server_id: str, hostname: str, store: RecordedStore, begin: Mark,
+               remote: Remote, offered: Offered, judge: Callable[[BootLimits], BootJudge],
+               console: Callable[[], str], tell: Callable[[int], None] = lambda _bytes: None,
+               token: str | None = None) -> None:
+        assert offered.watch is not None
+
         def report(extents: list[Extent], ended_by: str, seconds: float, line: str) -> None:
             if ended_by == ending.SHUTDOWN and not extents:
-                # It did not start here, and Nova may start it on another host, or will say so.
+                # It may never have been started: that says nothing of what a boot reads. Nova may
+                # start a profile boot on another host, or will say so.
                 return
-            self.reports.report(remote.image_id, offered.image_hash, hostname,
-                                recording.GRANULARITY, workingset.to_wire(extents), ended_by,
-                                seconds, profile.token, line)
+            # Also that nothing was missed: then no more is to be learned from such boots.
+            self.reports.report(
+                remote.image_id, offered.image_hash, hostname,
+                sharedstore.GRANULARITY if token is None else recording.GRANULARITY,
+                workingset.to_wire(extents), ended_by, seconds, token, line,
+                server_id if token is None else '')
 
-        self._begin(server_id, profile.recording, profile.begin, offered.watch.marker,
-                    ProfileJudge(offered.watch.limits), console, tell, report)
-
-    def _begin(self, server_id: str, store: RecordedStore, begin: Mark, marker: str,
-               judge: BootJudge, console: Callable[[], str], tell: Callable[[int], None],
-               report: Report) -> None:
-        watch = BootWatch(server_id, store, begin, judge, marker, console, tell, report,
-                          self._ended)
+        watch = BootWatch(server_id, store, begin, judge(offered.watch.limits),
+                          offered.watch.marker, console, tell, report, self._ended)
         with self._lock:
             self._watches[server_id] = watch
         self._needs.begin_boot(store.name)
@@ -372,24 +366,17 @@ class WatchedBoots:
         nor is what is in the store until another one takes its place.
         """
         image_id = image_id or ''
-        with self._lock:
-            self._copies[image_id] += 1
-            watches = [watch for watch in self._watches.values()
-                       if watch.store.name == image_id]
-        try:
+        with self._copies.of(image_id):
+            with self._lock:
+                watches = [watch for watch in self._watches.values()
+                           if watch.store.name == image_id]
             for watch in watches:
                 watch.discard('Nova copies a disk of its image')
             store = self._stores.get(image_id)
             if store is not None:
                 store.spoilt = True
             yield
-        finally:
-            with self._lock:
-                self._copies[image_id] -= 1
-                if not self._copies[image_id]:
-                    del self._copies[image_id]
 
     def is_copied(self, image_id: str) -> bool:
         """Tell whether Nova reads a disk of an image just now."""
-        with self._lock:
-            return self._copies[image_id] > 0
+        return image_id in self._copies

@@ -33,6 +33,8 @@ EMPTY_BYTES = 1 << 20
 MOST_OWN_BYTES = 1 << 30
 _FORMAT, _SECTOR = 'qcow2', 512
 _PAUSE_SECONDS, _LONGEST_PAUSE = 60.0, 6 * 3600.0
+# A disk's inode, and the identity of its cache image's file.
+_Looked = tuple[int, tuple[int, int, int]]
 
 
 def is_to_land(opened: OpenFiles, here: int) -> bool:
@@ -42,18 +44,6 @@ def is_to_land(opened: OpenFiles, here: int) -> bool:
     :param here: bytes on the medium of the cache image that has its name now.
     """
     return opened.backing < EMPTY_BYTES <= here and opened.own <= MOST_OWN_BYTES
-
-
-@dataclasses.dataclass(frozen=True)
-class _Looked:
-    """What there was when a server was looked at.
-
-    :ivar disk: inode of its disk.
-    :ivar cache_image: identity of its cache image's file.
-    """
-
-    disk: int
-    cache_image: tuple[int, int, int]
 
 
 class Landing:
@@ -73,7 +63,7 @@ class Landing:
         self._rate = rate
         self._delay = delay
         self._hanging = hanging
-        # Servers of which nothing more is to be found as long as all is as it was.
+        # Servers of which nothing more is to be found as long as all is as it was: what each had.
         self._done: dict[str, _Looked] = {}
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._waits = False
@@ -148,7 +138,7 @@ class Landing:
     def _looked(self, server: LocalServer) -> _Looked | None:
         try:
             path = self._host.cache.path(server.image_id)
-            return _Looked(os.stat(server.disk).st_ino, savefile.identity(os.stat(path)))
+            return os.stat(server.disk).st_ino, savefile.identity(os.stat(path))
         except FileNotFoundError:
             return None
 

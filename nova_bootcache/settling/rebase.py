@@ -6,7 +6,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, qemuimg, steps
+from bootcache import exception, qemuimg, savefile, steps
 from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling import pivotstate
 from nova_bootcache.settling.pivotstate import DISK, Marker, Overlay, PivotPhase, PivotRefused
@@ -48,7 +48,7 @@ def rebase_stopped(directory: str, cache_image: str, base: str, base_format: str
         steps.reached('settle: marked')
         # Refused while QEMU has the file open: it locks it.
         qemuimg.set_backing_pointer(path, base, base_format)
-        _sync(path)
+        savefile.fsync_file(path)
         steps.reached('settle: written')
         pivotstate.clean_up(directory)
     except (exception.BootcacheError, OSError) as error:
@@ -92,11 +92,3 @@ def _write_header(path: str, header: bytes) -> None:
         stream.write(header.ljust(cluster_bytes, b'\0'))
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -185,15 +185,16 @@ class ServersBases:
         if entry is not None and entry.remote.rbd is not None \
                 and entry.remote.image_hash == stored['image_hash'] \
                 and stored['image_format'] == 'raw':
-            with self._host.connections.copied(entry.remote) as node:
-                if node is not None:
-                    try:
-                        return self._copy(image_id, stored, node, 'from Ceph')
-                    except (exception.Cancelled, exception.ImageRefused):
-                        raise
-                    except exception.BootcacheError as error:
-                        LOG.warning('image %s: its full base is completed from the storage node, as'
-                                    ' that did not come off from Ceph: %s', image_id, error)
+            # A process apart reads it, that can be ended where Ceph does not answer.
+            way = self._host.clones.way(entry.remote)
+            try:
+                if way is not None:
+                    return self._copy(image_id, stored, way.node, 'from Ceph')
+            except (exception.Cancelled, exception.ImageRefused):
+                raise
+            except exception.BootcacheError as error:
+                LOG.warning('image %s: its full base is completed from the storage node, as that'
+                            ' did not come off from Ceph: %s', image_id, error)
         host, port = stored['server']
         return self._copy(image_id, stored, storagenode.nbd_node(
             str(host), int(port), str(stored['export']),

@@ -4,7 +4,6 @@ Nothing is remembered that libvirt and Nova do not tell: a nova-compute that is 
 them. It has a thread of its own, as upkeep's round may fetch for minutes.
 """
 
-import collections
 import contextlib
 import dataclasses
 import threading
@@ -16,7 +15,7 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.breaker import GrowingPauses
-from bootcache.locks import KeyedLocks, leaf
+from bootcache.locks import KeyedLocks, UsageCounts
 from bootcache.news import News
 from nova_bootcache import libvirtcalls
 from nova_bootcache.chains.chains import Chains
@@ -182,11 +181,9 @@ class StandingServers:
         self._tried_at: dict[str, float] = {}
         # What is told to others: exchanged as a whole.
         self._told: list[list[Any]] = []
-        # Servers that go on before they are moved. Each is a step of its own.
-        self._moving: set[str] = set()
-        # How often Nova starts one just now, by server. Guarded by the lock, held for its steps.
-        self._starting: collections.Counter[str] = collections.Counter()
-        self._starting_lock = leaf('the lock of servers whose guests start')
+        # Servers that go on before they are moved, and that Nova starts just now.
+        self._moving = UsageCounts('guests that are moved')
+        self._starting = UsageCounts('guests that start')
         # Make looking whether a server is to go on, and that, one step.
         self._steps = KeyedLocks(Rank.STANDING, 'the lock of a guest that stands still: server')
         self._woken = threading.Event()
@@ -231,38 +228,23 @@ class StandingServers:
         :returns: whether it does not.
         """
         deadline = self._clock() + seconds
-        self._moving.add(server_id)
-        try:
+        with self._moving.of(server_id):
             while self.is_standing(server_id):
                 if self._clock() >= deadline:
                     return False
                 self.wake()
                 time.sleep(_ASK_AGAIN_SECONDS)
-        finally:
-            self._moving.discard(server_id)
         return True
 
     # What Nova does with a server meanwhile.
 
-    @contextlib.contextmanager
-    def starting(self, server_id: str) -> Iterator[None]:
+    def starting(self, server_id: str) -> contextlib.AbstractContextManager[None]:
         """Note that Nova starts a server while the block runs, and waits until it does."""
-        with self._starting_lock:
-            self._starting[server_id] += 1
-        try:
-            yield
-        finally:
-            with self._starting_lock:
-                self._starting[server_id] -= 1
-                if not self._starting[server_id]:
-                    del self._starting[server_id]
+        return self._starting.of(server_id)
 
     def is_started(self, server_id: str) -> bool:
         """Tell whether a guest that Nova starts just now has been started, and stands still."""
-        with self._starting_lock:
-            if not self._starting[server_id]:
-                return False
-        return self.is_standing(server_id)
+        return server_id in self._starting and self.is_standing(server_id)
 
     def comes_back_running(self, server_id: str,
                            to_wait: Callable[[str], str] | None = None) -> bool:

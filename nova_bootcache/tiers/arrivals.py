@@ -27,7 +27,8 @@ from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.storagenode import Remote
-from nova_bootcache.tiers.fetches import Awaited, Fetches, Patience
+from nova_bootcache.tiers import fetches as fetching
+from nova_bootcache.tiers.fetches import Awaited, Fetches
 from nova_bootcache.tiers.room import Room
 
 LOG = logging.getLogger(__name__)
@@ -250,31 +251,31 @@ class Arrivals:
         self._fetches.receive(
             CacheEntry(coming.remote, info, info.sha256, info.virtual_bytes, offered.pinned,
                        offered.generation), coming.medium, path,
-            lambda patience: came.append(self._bring(coming, others, apart, patience)),
+            lambda seconds: came.append(self._bring(coming, others, apart, seconds)),
             has_room=True)
         return any(came)
 
     def _bring(self, coming: _Coming, others: Exchanged | None, apart: contextlib.ExitStack,
-               patience: Patience) -> bool:
+               seconds: float) -> bool:
         image_id = coming.remote.image_id
         path = self._files.coming_path(image_id, coming.medium)
         if others is not None and not others.is_first \
-                and self._exchange(coming, others, path, patience):
+                and self._exchange(coming, others, path, seconds):
             return True
         apart.close()
         self._have_read(coming)
-        arrivingimage.bring(self._gateway, image_id, coming.info.bytes, path, patience.seconds,
-                            patience.stalled)
+        arrivingimage.bring(self._gateway, image_id, coming.info.bytes, path, seconds,
+                            fetching.GRACE_SECONDS)
         return False
 
     def _exchange(self, coming: _Coming, others: Exchanged, path: str,
-                  patience: Patience) -> bool:
+                  seconds: float) -> bool:
         remote = coming.remote
         come = self._files.exchanged_path(remote.image_id, coming.medium)
         try:
             steps.reached('arrive: apart')
             if not self._fetches.exchange(
-                    others, remote, coming.info, coming.offered.cache_export, come, patience,
+                    others, remote, coming.info, coming.offered.cache_export, come, seconds,
                     time.monotonic(), check=lambda: self._look(coming)):
                 return False
             steps.reached('arrive: exchanged')

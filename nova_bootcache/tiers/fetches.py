@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oslo_log import log as logging
@@ -42,14 +42,11 @@ _CURE = ('install a QEMU that was built with {0} and start nova-compute anew, or
 
 
 class Readable:
-    """What this host's QEMU can read: asked once for each kind of compression.
+    """What this host's QEMU can read: asked once for each kind of compression."""
 
-    :param clock: gives monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self) -> None:
         # Of kinds of compression that could not be looked into, and of files, by their digest.
-        self._again = GrowingPauses(_UNREADABLE_SECONDS, _LONGEST_UNREADABLE, clock)
+        self._again = GrowingPauses(_UNREADABLE_SECONDS, _LONGEST_UNREADABLE)
         # Several threads may find out the same at once.
         self._reads: dict[Compression, bool] = {}
 
@@ -207,22 +204,10 @@ class Awaited:
 
 # A boot waits for the fetch. One that is slow as many hosts fetch goes on: what a boot reads from
 # the base would come by the same link. One from which nothing comes is given up.
-_GRACE_SECONDS = 30
+GRACE_SECONDS = 30
 _SLOWEST = 128 << 10
 # An empty cache image is a header and its first tables.
 _EMPTY_CLUSTER = 65536
-
-
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """How long a fetch may take.
-
-    :ivar seconds: in all.
-    :ivar stalled: in which nothing comes.
-    """
-
-    seconds: float
-    stalled: float
 
 
 class Fetches:
@@ -247,7 +232,7 @@ class Fetches:
         self._readable = readable
         self._gateway_socket = gateway_socket
         self._exchanges = exchanges
-        self._differences = Differences(files, room, gateway_socket, encryption)
+        self._differences = Differences(files)
 
     def room_here(self, offered: Offered) -> int | None:
         """Return what a cache image takes that is made here of its parent's, in bytes.
@@ -271,7 +256,7 @@ class Fetches:
         assert offered.remote is not None and offered.cache_image is not None
         if self._differences.applies(offered):
             try:
-                return self._differences.make(offered, medium, rate)
+                return self._make(offered, medium, rate)
             except exception.Cancelled:
                 raise
             except (exception.BootcacheError, OSError) as error:
@@ -297,28 +282,59 @@ class Fetches:
         :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
         :raises OSError: if the directory cannot be written.
         """
-        partial = os.path.join(self._files.directories[medium],
-                               f'{naming.cache_file_name(remote.image_id)}.partial')
+        partial = self._partial(remote.image_id, medium)
 
-        def bring(patience: Patience) -> None:
+        def bring(seconds: float) -> None:
             begun = time.monotonic()
             others = self.ask_others(remote.image_id, cache_image)
             if others is None or not self.exchange(others, remote, cache_image, cache_export,
-                                                   partial, patience, begun, rate):
-                self._copy(remote, cache_export, cache_image.bytes, partial, rate, patience)
+                                                   partial, seconds, begun, rate):
+                self._copy(remote, cache_export, cache_image.bytes, partial, rate)
 
         return self.receive(CacheEntry(remote, cache_image, cache_image.sha256,
                                        cache_image.virtual_bytes, pinned, generation),
                             medium, partial, bring, rate)
 
+    def _partial(self, image_id: str, medium: Medium) -> str:
+        return os.path.join(self._files.directories[medium],
+                            f'{naming.cache_file_name(image_id)}.partial')
+
+    def _make(self, offered: Offered, medium: Medium, rate: int) -> CacheEntry:
+        """Make a cache image of its parent's; raises as ``fetch``."""
+        remote, info, wanted = offered.remote, offered.cache_image, offered.difference
+        assert remote is not None and info is not None and wanted is not None
+        # All of it was read, since this process began: what is wrong would be right later.
+        if self._files.entry(wanted.parent) is None:
+            raise exception.BootcacheError('its parent\'s has gone, or is damaged')
+        # It is used, and must not be what has to go for it.
+        self._files.touch(wanted.parent)
+        entry = CacheEntry(remote, info, '', info.virtual_bytes, offered.pinned,
+                           offered.generation, expanded=True)
+        path = self._files.difference_path(remote.image_id, medium)
+        partial = self._partial(remote.image_id, medium)
+
+        def make() -> CacheEntry:
+            self._copy(remote, offered.difference_export, wanted.bytes, path, rate)
+            self._differences.make(
+                offered, path, partial, self._base_uri(remote.image_id),
+                lambda: self._check_patience(remote.image_id) if rate else None, not rate)
+            return dataclasses.replace(entry, file_sha256=savefile.file_digest(partial))
+
+        return self._put(entry, medium, make, (partial, path), rate,
+                         self._room.for_fetch(remote.image_id, medium,
+                                              self._differences.room(offered)),
+                         f'made in compute {medium.value} of that of image {wanted.parent} and'
+                         f' {wanted.bytes} bytes that differ,')
+
     def receive(self, wanted: CacheEntry, medium: Medium, partial: str,
-                bring: Callable[[Patience], None], rate: int = 0,
+                bring: Callable[[float], None], rate: int = 0,
                 has_room: bool = False) -> CacheEntry:
         """Have a cache image brought, verify it, and put it into its place.
 
         :param wanted: what is noted of it when it is there.
         :param partial: the file that it is brought into; it is gone when this returns.
-        :param bring: does so.
+        :param bring: does so; told how many seconds that may take in all. In ``GRACE_SECONDS`` of
+            these something has to come.
         :param rate: bytes a second at which it does at most; 0 for no limit.
         :param has_room: whether its room is kept by whoever calls, for as long as this takes.
         :returns: what is noted of it, or of the same one that was there before.
@@ -328,28 +344,48 @@ class Fetches:
         """
         image_id, info = wanted.remote.image_id, wanted.cache_image
         assert info is not None
+
+        def make() -> CacheEntry:
+            bring(GRACE_SECONDS + info.bytes / _SLOWEST)
+            steps.reached('fetch: copied')
+            self._verify(partial, wanted.remote, info)
+            steps.reached('fetch: verified')
+            return dataclasses.replace(
+                wanted, file_sha256=self._point_home(partial, image_id, info))
+
+        return self._put(wanted, medium, make, (partial,), rate, contextlib.nullcontext()
+                         if has_room else self._room.for_fetch(image_id, medium, info.bytes),
+                         f'of {info.bytes} bytes fetched into compute {medium.value}')
+
+    def _put(self, wanted: CacheEntry, medium: Medium, make: Callable[[], CacheEntry],
+             paths: Sequence[str], rate: int, room: contextlib.AbstractContextManager[None],
+             how: str) -> CacheEntry:
+        """Have a cache image made and put it into its place, unless the same one is there.
+
+        :param make: makes the first of the files, and returns what is to be noted of it.
+        :param paths: of files that are gone when this returns.
+        :param room: is kept meanwhile.
+        :param how: it was made, for the log.
+        """
+        image_id, info = wanted.remote.image_id, wanted.cache_image
+        assert info is not None
         with self._files.placing(image_id, gives_way=bool(rate)):
             self._files.check_content(wanted.remote, wanted.virtual_bytes, info)
             entry = self._files.entry(image_id)
             if entry is not None and entry.cache_image is not None \
                     and entry.cache_image.sha256 == info.sha256:
                 return entry
-            with contextlib.nullcontext() if has_room else self._room.for_fetch(
-                    image_id, medium, info.bytes):
+            with room:
                 began = time.monotonic()
                 try:
-                    bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))
-                    steps.reached('fetch: copied')
-                    self._verify(partial, wanted.remote, info)
-                    steps.reached('fetch: verified')
-                    entry = dataclasses.replace(
-                        wanted, file_sha256=self._point_home(partial, image_id, info))
-                    place(self._files, partial, entry, medium)
+                    entry = make()
+                    place(self._files, paths[0], entry, medium)
                 finally:
-                    if os.path.exists(partial):
-                        os.unlink(partial)
-            LOG.info('image %s: cache image of %d bytes fetched into compute %s in %.2f s',
-                     image_id, info.bytes, medium.value, time.monotonic() - began)
+                    for path in paths:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(path)
+            LOG.info('image %s: cache image %s in %.2f s', image_id, how,
+                     time.monotonic() - began)
             return entry
 
     def _verify(self, path: str, remote: Remote, info: CacheInfo) -> None:
@@ -383,13 +419,14 @@ class Fetches:
         return self._exchanges.ask(image_id, info)
 
     def exchange(self, others: Exchanged, remote: Remote, info: CacheInfo, export: str,
-                 partial: str, patience: Patience, begun: float, rate: int = 0,
+                 partial: str, seconds: float, begun: float, rate: int = 0,
                  check: Callable[[], None] = lambda: None) -> bool:
         """Bring a cache image from other hosts, and from the storage node what these do not give.
 
         :param others: what ``ask_others`` has returned.
         :param export: the exporter's name for the file.
         :param partial: the file that it is brought into.
+        :param seconds: that it may take.
         :param begun: since when it has been waited for, in monotonic seconds.
         :param rate: bytes a second at most; 0 for no limit.
         :param check: called several times a second where it is not paced.
@@ -401,7 +438,7 @@ class Fetches:
         assert self._exchanges is not None
         return self._exchanges.bring(
             remote, others, info, partial, self._node(remote, export), rate=rate,
-            seconds=patience.seconds, stalled=patience.stalled, begun=begun,
+            seconds=seconds, stalled=GRACE_SECONDS, begun=begun,
             # A header that names another place is rewritten: the file is not what others have.
             gives_on=info.backing_uri == self._base_uri(remote.image_id),
             check=(lambda: self._check_patience(remote.image_id)) if rate else check)
@@ -418,15 +455,15 @@ class Fetches:
                 and entry.file_sha256 == others.sha256:
             self._exchanges.give(image_id, others, self._files.path(image_id), is_told)
 
-    def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
-              patience: Patience) -> None:
+    def _copy(self, remote: Remote, export: str, size: int, path: str, rate: int) -> None:
         node = self._node(remote, export)
         if not rate:
-            qemuimg.copy_raw(node, partial, seconds=patience.seconds, stalled=patience.stalled)
+            qemuimg.copy_raw(node, path, seconds=GRACE_SECONDS + size / _SLOWEST,
+                             stalled=GRACE_SECONDS)
             return
-        qemuimg.copy_paced(node, partial, length=size, rate=rate,
+        qemuimg.copy_paced(node, path, length=size, rate=rate,
                            check=lambda: self._check_patience(remote.image_id),
-                           seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
+                           seconds=GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
 
     def make_empty(self, remote: Remote, virtual_bytes: int) -> CacheEntry:
         """Make a cache image without data: the name that a whole one replaces later.

@@ -79,9 +79,6 @@ class Room:
 
         :param but: keys of what does not count, as it is what is to come.
         """
-        return [item for item in self._all_items(medium) if item.key not in but]
-
-    def _all_items(self, medium: Medium) -> list[Item]:
         items = []
         for entry in self._files.entries():
             image_id = entry.remote.image_id
@@ -110,7 +107,7 @@ class Room:
                                       busy=self._needs.is_booting(key.removeprefix(_STORE))))
         items.extend(Item(key, size, 0.0, busy=True) for key, (there, size) in promised.items()
                      if there is medium)
-        return items
+        return [item for item in items if item.key not in but]
 
     def has_room(self, medium: Medium, image_id: str, size: int) -> bool:
         """Tell whether a file of an image would fit a tier, after evictions if need be.
@@ -143,35 +140,32 @@ class Room:
                 return medium
         return None
 
-    @contextlib.contextmanager
-    def for_fetch(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+    def for_fetch(self, image_id: str, medium: Medium, size: int
+                  ) -> contextlib.AbstractContextManager[None]:
         """Make room in a tier for a cache image, and keep it while the block runs.
 
         :raises BootcacheError: if there is none.
         """
-        with self._reserved_for(f'{_FETCH}{image_id}', medium, size):
-            yield
+        return self._reserved_for(f'{_FETCH}{image_id}', medium, size)
 
-    @contextlib.contextmanager
-    def for_arrival(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+    def for_arrival(self, image_id: str, medium: Medium, size: int
+                    ) -> contextlib.AbstractContextManager[None]:
         """Do the same for one that servers read from on its way: its files are others.
 
         :raises BootcacheError: if there is none.
         """
-        with self._reserved_for(f'{_ARRIVAL}{image_id}', medium, size):
-            yield
+        return self._reserved_for(f'{_ARRIVAL}{image_id}', medium, size)
 
-    @contextlib.contextmanager
-    def for_store(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+    def for_store(self, image_id: str, medium: Medium, size: int
+                  ) -> contextlib.AbstractContextManager[None]:
         """Make room in a tier for a growing store, and keep it until that is opened.
 
         :raises BootcacheError: if there is none.
         """
-        with self._reserved_for(f'{_STORE}{image_id}', medium, size):
-            yield
+        return self._reserved_for(f'{_STORE}{image_id}', medium, size)
 
-    @contextlib.contextmanager
-    def for_expansion(self, image_id: str, medium: Medium, size: int, most: int) -> Iterator[None]:
+    def for_expansion(self, image_id: str, medium: Medium, size: int, most: int
+                      ) -> contextlib.AbstractContextManager[None]:
         """Keep room for the expanded file of a cache image beside the compressed one.
 
         Nothing goes for it: what has no room stays compressed.
@@ -179,31 +173,27 @@ class Room:
         :param most: bytes that the tier may have with it.
         :raises NoRoom: if it would have more, or the medium has not that much free.
         """
-        with self._beside(f'{_EXPANSION}{image_id}', medium, size, most):
-            yield
+        return self._beside(f'{_EXPANSION}{image_id}', medium, size, most)
 
-    @contextlib.contextmanager
-    def for_exchange(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+    def for_exchange(self, image_id: str, medium: Medium, size: int
+                     ) -> contextlib.AbstractContextManager[None]:
         """Keep room for what comes from other hosts, beside what servers read of the same file.
 
         Nothing goes for it: what has no room comes from the storage node.
 
         :raises NoRoom: if something would have to go, or the medium has not that much free.
         """
-        with self._beside(f'{_EXCHANGE}{image_id}', medium, size, self.limits[medium].high):
-            yield
+        return self._beside(f'{_EXCHANGE}{image_id}', medium, size, self.limits[medium].high)
 
     @contextlib.contextmanager
     def _beside(self, key: str, medium: Medium, size: int, most: int) -> Iterator[None]:
         with self._room_lock:
-            used = sum(item.bytes for item in self._all_items(medium))
+            used = sum(item.bytes for item in self._items(medium))
             if used + size > most:
                 raise exception.NoRoom(
                     f'compute {medium.value} has {used} bytes, and is to have {most} at most with'
                     f' {size} more')
-            self._check_free(medium, size)
-            with self._lock:
-                self._reserved[key] = medium, size
+            self._promise(key, medium, size)
         with self._given_back(key):
             yield
 
@@ -227,9 +217,7 @@ class Room:
                 # A growing store is made anew in its own file.
                 room = tier.make_room(self._items(medium, (key,)), self.limits[medium], size)
                 if room.fits and not room.evict:
-                    self._check_free(medium, size)
-                    with self._lock:
-                        self._reserved[key] = medium, size
+                    self._promise(key, medium, size)
                     return
             if not room.fits:
                 break
@@ -240,13 +228,16 @@ class Room:
             f'compute {medium.value} has no room for {size} bytes; raise'
             f' [bootcache]compute_{medium.value}_quota')
 
-    def _check_free(self, medium: Medium, size: int) -> None:
-        """Check the medium itself: servers may still hold what has lost its name already."""
+    def _promise(self, key: str, medium: Medium, size: int) -> None:
+        """Keep room, if the medium has it: servers may still hold what has lost its name already.
+        """
         free = shutil.disk_usage(self._files.directories[medium]).free
         if free < size:
             raise exception.NoRoom(
                 f'compute {medium.value}: {free} bytes are free at'
                 f' {self._files.directories[medium]}, not {size}')
+        with self._lock:
+            self._reserved[key] = medium, size
 
     def _evict(self, key: str) -> None:
         kind, _colon, image_id = key.rpartition(':')

@@ -22,61 +22,11 @@ from bootcache import qemuimg
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.settling import livedisk, pivot, pivotstate, rebase
 from nova_bootcache.settling.pivot import Pivot
+from tools import libvirtd
+from tools.libvirtd import connect
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MEMORY_MIB = 160
-_LIBVIRTD = """
-cd "$1"; ip link set lo up
-bind() { mkdir -p "$1" "$2"; mount --bind "$1" "$2"; }
-bind run /run/libvirt; bind etc /etc/libvirt; bind lib /var/lib/libvirt
-bind log /var/log/libvirt; bind cache /var/cache/libvirt
-exec libvirtd -p "$1/run/libvirtd.pid"
-"""
-_LIBVIRTD_CONF = """\
-auth_unix_ro = "none"
-auth_unix_rw = "none"
-unix_sock_group = "root"
-unix_sock_rw_perms = "0700"
-log_outputs = "2:stderr"
-"""
-_QEMU_CONF = """\
-user = "root"
-group = "root"
-security_driver = "none"
-dynamic_ownership = 0
-remember_owner = 0
-cgroup_controllers = []
-namespaces = []
-stdio_handler = "file"
-"""
-
-
-def connect(home):
-    """Connect to the private libvirtd in a directory."""
-    # Errors are raised; libvirt would print them, too.
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    return libvirt.open(f'qemu+unix:///system?socket={home}/run/libvirt-sock')
-
-
-def start_libvirtd(home):
-    """Start a private libvirtd; it ends by its process's id."""
-    for name, text in {'libvirtd.conf': _LIBVIRTD_CONF, 'qemu.conf': _QEMU_CONF}.items():
-        os.makedirs(f'{home}/etc', exist_ok=True)
-        with open(f'{home}/etc/{name}', 'w') as stream:
-            stream.write(text)
-    with open(f'{home}/libvirtd.log', 'ab') as log:
-        process = subprocess.Popen(
-            ['unshare', '-n', '-m', '-u', 'sh', '-ec', _LIBVIRTD, 'sh', home],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-
-    def answers():
-        assert process.poll() is None, f'libvirtd ended; see {home}/libvirtd.log'
-        try:
-            return connect(home)
-        except libvirt.libvirtError:
-            return None
-
-    return process, until(answers, 'libvirtd')
 
 
 def _xml(name, disk, console, policies):
@@ -327,7 +277,7 @@ def at_home(prefix):
     home = tempfile.mkdtemp(prefix=prefix, dir='/tmp')
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, home)
-        process, connection = start_libvirtd(home)
+        process, connection = libvirtd.start(home)
         stack.callback(process.wait)
         stack.callback(process.terminate)
         images = Images(home)

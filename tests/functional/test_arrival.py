@@ -229,7 +229,7 @@ def test_the_driver_restarts_in_the_midst(host, hosts, node, directory, monkeypa
 
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
 def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, monkeypatch):
-    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 3)
+    monkeypatch.setattr(fetches, 'GRACE_SECONDS', 3)
     host.service.freeze()
     boot(host, f'{directory}/disk')
     way.end()
@@ -246,7 +246,7 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
 def test_bytes_are_right_where_nobody_can_tell_what_is_allocated(host, way, node, directory):
     boot(host, f'{directory}/disk')
     job = graph.arrival_job(IMAGE)
-    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')
     with way.telling_nothing_of_what_is_allocated(), contextlib.suppress(nbd.Error):
         # A connector looks for holes in what it is asked for, as any NBD server of QEMU's.
         assert read(host, LAST, 4096) == content(node)[LAST:LAST + 4096]
@@ -259,7 +259,7 @@ def test_what_can_come_no_more_is_an_error_and_never_other_bytes(host, way, dire
     """Also of a read that waits while the job runs by which it comes: a guest stands still."""
     boot(host, f'{directory}/disk')
     job = graph.arrival_job(IMAGE)
-    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')
     os.kill(way.process.pid, signal.SIGSTOP)
     before = way.unread_bytes()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -274,14 +274,14 @@ def test_what_can_come_no_more_is_an_error_and_never_other_bytes(host, way, dire
 def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeypatch):
     """What cannot be taken out of the gateway at once ends when its reads have failed, and goes
     when the base can be read again."""
-    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 2)
+    monkeypatch.setattr(fetches, 'GRACE_SECONDS', 2)
     monkeypatch.setattr(fetches, '_SLOWEST', 1 << 30)
     monkeypatch.setattr(daemonjobs, '_ENDING_SECONDS', 1)
     host.service.freeze()
     boot(host, f'{directory}/disk')
     # Before that there is nothing that could hang.
     job = graph.arrival_job(IMAGE)
-    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')
     os.kill(way.process.pid, signal.SIGSTOP)
     try:
         until(lambda: not host.needs.is_arriving(IMAGE), 'the end of the arrival')
@@ -308,7 +308,7 @@ def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory,
     host.service.extra = {'server': ['127.0.0.1', way.port]}
     host.service.freeze()
     host.service.others[OTHER] = node.exporter.describe(other)
-    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 2)
+    monkeypatch.setattr(fetches, 'GRACE_SECONDS', 2)
     monkeypatch.setattr(fetches, '_SLOWEST', 1 << 30)
     monkeypatch.setattr(daemonjobs, '_ENDING_SECONDS', 1 if by_upkeep else 100)
     monkeypatch.setattr(below, '_TIDY_SECONDS', 100)
@@ -325,7 +325,7 @@ def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory,
             host.reconcile()
 
     boot(host, f'{directory}/disk')
-    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')
     os.kill(way.process.pid, signal.SIGSTOP)
     tidies = threading.Thread(target=reconcile)
     try:

@@ -1,6 +1,7 @@
 """Full bases for settling, copied from a real Ceph by the host itself, and what else it does."""
 
 import contextlib
+import json
 import logging
 import threading
 
@@ -15,6 +16,7 @@ from glance_rbd import MIB, SIZE, content_of
 from bootcache import naming
 from bootcache.connectors import connectors
 from nova_bootcache.gateway import hostclones
+from nova_bootcache.settling import partial
 from nova_bootcache.settling.serversbases import ServersBases
 from nova_bootcache.settling.unsettled import Unsettled
 
@@ -84,7 +86,7 @@ def test_a_base_is_completed_from_ceph(ceph_hosts, node, bases, stored, director
 
 
 def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, stored, directory,
-                                                      glance_store, monkeypatch):
+                                                      glance_store, monkeypatch, caplog):
     """It is open, and no clone of those that go, as long as it is copied."""
     host = ceph_hosts()
     booted(host, node, directory)
@@ -97,9 +99,10 @@ def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, s
     thread = threading.Thread(target=lambda: seen.append(completed(host, made, node)))
     thread.start()
     try:
-        until(lambda: readers_in_ceph(host), 'the clone to be open')
+        until(lambda: 'completed from Ceph' in caplog.text, 'the copy')
+        until(lambda: is_open(glance_store), 'the clone to be open')
         host.upkeep.connect_bases()
-        assert readers_in_ceph(host) and own_clones(glance_store)
+        assert own_clones(glance_store)
     finally:
         thread.join(120)
     assert seen == [node.content]
@@ -109,6 +112,13 @@ def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, s
         return not readers_in_ceph(host) and not own_clones(glance_store)
 
     until(is_gone, 'the end of the clone')
+
+
+def is_open(glance_store):
+    """Whether somebody has a clone open, as Ceph knows."""
+    return any(json.loads(glance_store.ceph.run(
+        'rbd', 'status', '--format', 'json', f'bootcache/host-1/{name}'))['watchers']
+        for name in own_clones(glance_store))
 
 
 @pytest.mark.parametrize('change', [{'image_format': 'qcow2'}, {'rbd': None}, {'base_access': ''}])
@@ -129,7 +139,8 @@ def test_what_is_not_read_in_ceph_comes_from_the_storage_node(ceph_hosts, node, 
 
 
 def test_ceph_goes_away_while_a_base_is_copied(ceph_hosts, node, bases, elsewhere, directory,
-                                               glance_store, caplog):
+                                               glance_store, monkeypatch, caplog):
+    monkeypatch.setattr(partial, '_GRACE_SECONDS', 5)
     host = ceph_hosts()
     host.service.extra = {'server': ['127.0.0.1', elsewhere]}
     booted(host, node, directory)

@@ -79,9 +79,8 @@ def test_a_job_that_is_ended_in_the_midst(daemon, directory):
     add_image(daemon, f'{directory}/image', 'below')
     daemonjobs.end(daemon, 'none')
     daemonjobs.start_reading(daemon, 'job', 'filter', 'sink', 65536)
-    until(lambda: daemonjobs.look(daemon, 'job').bytes, 'the first bytes')
-    found = daemonjobs.look(daemon, 'job')
-    assert found.bytes < SIZE and not found.is_done and daemonjobs.is_there(daemon, 'job')
+    until(lambda: daemonjobs.look(daemon, 'job'), 'the first bytes')
+    assert daemonjobs.look(daemon, 'job') < SIZE and daemonjobs.is_there(daemon, 'job')
     daemonjobs.end(daemon, 'job')
     assert jobs(daemon) == [] and not daemonjobs.is_there(daemon, 'job')
     with pytest.raises(exception.StorageDaemonError, match='not all of it could be read'):
@@ -95,7 +94,7 @@ def test_a_job_that_comes_to_its_end_has_all_of_it_copied(daemon, directory):
     for number in range(5):
         add_image(daemon, f'{directory}/image{number}', 'data')
         daemonjobs.start_reading(daemon, 'job', 'filter', 'sink', 65536)
-        while not daemonjobs.look(daemon, 'job').is_done:
+        while daemonjobs.look(daemon, 'job') is not None:
             daemon.nodes()
         daemonjobs.end(daemon, 'job')
         daemon.remove_nodes('filter', 'image', 'sink')

@@ -13,7 +13,7 @@ import threading
 import libvirt
 import pytest
 from functional_tools import frozen, until
-from guests import at_home, connect, move, move_of, start_libvirtd
+from guests import at_home, connect, move, move_of
 
 from bootcache import exception
 from nova_bootcache import libvirtcalls
@@ -21,6 +21,7 @@ from nova_bootcache.libvirtcalls import LibvirtCalls
 from nova_bootcache.settling import pivot
 from nova_bootcache.settling.livedisk import LiveDisk
 from nova_bootcache.settling.pivotstate import Marker, Overlay, PivotConflict, PivotPhase, which
+from tools import libvirtd
 
 SLOW = 256 << 10
 
@@ -176,14 +177,14 @@ def test_libvirtd_is_started_again_between_two_calls():
     """What is asked next opens a connection anew, and finds what is asked for."""
     home = tempfile.mkdtemp(prefix='bchm')
     try:
-        process, _connection = start_libvirtd(home)
+        process, _connection = libvirtd.start(home)
         calls = LibvirtCalls(lambda: connect(home))
         try:
             assert calls.ask(lambda connection: connection.getType()) == 'QEMU'
         finally:
             process.terminate()
             process.wait()
-        process, _connection = start_libvirtd(home)
+        process, _connection = libvirtd.start(home)
         try:
             assert calls.ask(lambda connection: connection.getType()) == 'QEMU'
         finally:

@@ -10,6 +10,8 @@ _LINE = re.compile(r"\S+ \S+ connection=(\d+) (\w+) (.*)")
 _EXPORT = re.compile(r"export=(\S*)")
 _RANGE = re.compile(r"offset=(0x[0-9a-f]+) count=(0x[0-9a-f]+)")
 _READS, _WRITES = ("Read", "Cache"), ("Write",)
+# A host's watch reads so much of each base that servers read, every three seconds.
+_WATCHED_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,11 @@ class Wire:
         return Position(end_of_lines(self._tap_log), end_of_lines(self._access_log))
 
     def requests(self, begin: Position, end: Position) -> list[Request]:
-        """Read requests to the exporter within a window."""
-        return parse_tap(self._tap_log.read_bytes()[: end.tap], begin.tap)
+        """Read requests to the exporter within a window, without those of hosts' watches."""
+        return [
+            request for request in parse_tap(self._tap_log.read_bytes()[: end.tap], begin.tap)
+            if request.length != _WATCHED_BYTES or not request.export.startswith("base-")
+        ]  # fmt: skip
 
     def written(self, begin: Position, end: Position) -> int:
         """Bytes that hosts wrote to the exporter within a window; zeros that are none of them."""

@@ -199,7 +199,7 @@ class Reports:
         self.done.append('told')
 
 
-class StoreSpace:
+class Below:
     """Stands for the space of stores that do not grow any more, as ``Reports`` does.
 
     :param done: the same list.
@@ -208,7 +208,7 @@ class StoreSpace:
     def __init__(self, faults, done):
         self.faults, self.done = faults, done
 
-    def give_back(self):
+    def give_back_space(self):
         self.faults.check('space')
         self.done.append('gave back')
 
@@ -283,7 +283,7 @@ class Host:
         self.storage = Storage()
         self.room, self.fetches = Room(self.cache), Fetches(self.faults, self.cache)
         self.serving, self.boots = Serving(), Boots(Reports(self.faults, self.done))
-        self.store_space = StoreSpace(self.faults, self.done)
+        self.below = Below(self.faults, self.done)
         self.expansions = Expansions(self.faults, self.done)
         self.holdings = Holdings(self.faults)
         self.expiry, self.encryption = certificates.Expiry(None, ()), PLAIN

@@ -211,7 +211,7 @@ def test_a_rate_of_warming_that_makes_no_sense(conf):
 
 @pytest.mark.parametrize('line, why', [
     ('enabled = perhaps', 'Unexpected boolean value'), ('cold_wait = long', "'long' is no whole"),
-    ('cold_wait = 1.5', "'1.5' is no whole number"), ('chain_wait = -1', 'greater than or equal'),
+    ('cold_wait = 1.5', "'1.5' is no whole number"), ('cold_wait = -1', 'greater than or equal'),
     ('require_download_policy = x', 'Unexpected boolean'), ('rpc_timeout = 1000', 'less than'),
     ('base_access = ceph', 'Valid values are'), ('gateway_socket = gw.sock', 'absolute path'),
     ('exchange_socket = /' + 107 * 'x', 'at most 107 bytes'), ('gateway_run_dir = gw', 'absolute'),

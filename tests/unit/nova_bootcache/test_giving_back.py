@@ -14,7 +14,6 @@ from bootcache.tier import Medium
 from nova_bootcache.gateway import graph, sharedstore
 from nova_bootcache.gateway.graph import Present
 from nova_bootcache.gateway.sharedstore import SharedStore
-from nova_bootcache.gateway.storespace import StoreSpace
 
 STOPPED = frozenset((graph.TOP, graph.REMOTE, *graph.GROWING)) - {graph.FILTER}
 
@@ -44,7 +43,7 @@ def kinds(host, monkeypatch):
 @pytest.fixture
 def space(host):
     """What gives it back, as upkeep does."""
-    return StoreSpace(host.gateway, host.cache, host.needs, host.below, lambda: host.clock.now)
+    return host.below
 
 
 @pytest.fixture
@@ -77,10 +76,10 @@ def test_a_file_keeps_its_content_and_its_time(tmp_path):
 
 def test_it_is_given_back_when_the_tables_are_written(host, space, kinds, written, paths):
     """Those of an earlier process, too, as these are."""
-    space.give_back()
+    space.give_back_space()
     assert sorted(written) == sorted([(IMAGE, 8 * MIB), (OTHER, 8 * MIB)])
     assert [on_disk(path) for path in paths] == [MIB, MIB]
-    space.give_back()
+    space.give_back_space()
     assert len(written) == 2, 'nothing is to be done any more'
 
 
@@ -92,38 +91,14 @@ def test_what_may_be_written_to_keeps_it(host, space, kinds, written, paths, wha
         host.below.stores._stores[IMAGE] = store
     else:
         kinds[IMAGE] = STOPPED | {graph.FILTER} if what == 'grows there' else frozenset()
-    space.give_back()
+    space.give_back_space()
     assert [on_disk(path) for path in paths] == [8 * MIB, MIB]
     if what == 'grows here':
         # At once, whatever was looked at before.
         store.grows = False
-        space.give_back()
+        space.give_back_space()
         assert on_disk(paths[0]) == MIB
     host.below.stores._stores.clear()
-
-
-def test_a_storage_node_that_is_away_is_seldom_tried(host, space, kinds, written, paths,
-                                                      monkeypatch):
-    asked = []
-
-    def write(store):
-        asked.append(store.name)
-        raise exception.StorageNodeAway('away')
-
-    with monkeypatch.context() as patched:
-        patched.setattr(growingstore.GrowingStore, 'write_tables', write)
-        space.give_back()
-        began, tried = host.clock.now, []
-        asked.clear()
-        for _round in range(60):
-            host.clock.now += 60
-            before = len(asked)
-            space.give_back()
-            tried += [host.clock.now - began] * (len(asked) - before)
-    assert tried == [at for at in (60, 180, 420, 900, 1860) for _image in paths], 'ever later'
-    host.clock.now += 3600
-    space.give_back()
-    assert [on_disk(path) for path in paths] == [MIB, MIB]
 
 
 def test_files_are_looked_for_once_and_then_those_of_stores_only(host, space, kinds, written, paths,
@@ -132,16 +107,16 @@ def test_files_are_looked_for_once_and_then_those_of_stores_only(host, space, ki
     looked, has_ahead = [], sharedstore.has_ahead
     monkeypatch.setattr(sharedstore, 'has_ahead',
                         lambda path: looked.append(path) or has_ahead(path))
-    space.give_back()
+    space.give_back_space()
     assert set(looked) >= set(paths) and len(written) == 2
-    space.give_back()
+    space.give_back_space()
     looked.clear()
-    space.give_back()
+    space.give_back_space()
     assert looked == []
     # One of this process's that has stopped.
     store = SharedStore(host.gateway, IMAGE, MIB, make_store(paths[0]), 64 * MIB)
     host.below.stores._stores[IMAGE] = store
-    space.give_back()
+    space.give_back_space()
     assert on_disk(paths[0]) == MIB and set(looked) == {paths[0]}
     host.below.stores._stores.clear()
 
@@ -154,7 +129,7 @@ def test_one_that_is_refused_keeps_no_other_from_it(host, space, kinds, paths, m
             raise exception.StorageDaemonError('refused')
 
     monkeypatch.setattr(growingstore.GrowingStore, 'write_tables', write)
-    space.give_back()
+    space.give_back_space()
     assert [on_disk(path) for path in paths] == [MIB, 8 * MIB]
-    space.give_back()
+    space.give_back_space()
     assert caplog.text.count(f'image {OTHER}: its growing store keeps space') == 1

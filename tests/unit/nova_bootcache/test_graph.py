@@ -58,20 +58,21 @@ class Qemu:
             assert self.below in self.kinds
 
     def do(self, step):
-        if step.action is GraphAction.CHECK_JOB:
+        action, of = step
+        if action is GraphAction.CHECK_JOB:
             assert not self.has_job
             self.is_checked = True
-        elif step.action is GraphAction.READ:
-            assert graph.TOP in self.kinds and step.kind in self.kinds
-            self.below = step.kind
+        elif action is GraphAction.READ:
+            assert graph.TOP in self.kinds and of in self.kinds
+            self.below = of
         else:
-            assert self.is_checked or step.kind not in graph.ARRIVAL
-            assert not (self.is_exported and step.kind == graph.TOP)
-            assert step.kind in self.kinds
+            assert self.is_checked or of not in graph.ARRIVAL
+            assert not (self.is_exported and of == graph.TOP)
+            assert of in self.kinds
             for kind in self.kinds:
-                assert step.kind not in EDGES.get(kind, ()), f'{kind} reads from {step.kind}'
-            assert not (graph.TOP in self.kinds and self.below == step.kind)
-            self.kinds.remove(step.kind)
+                assert of not in EDGES.get(kind, ()), f'{kind} reads from {of}'
+            assert not (graph.TOP in self.kinds and self.below == of)
+            self.kinds.remove(of)
         self.check()
 
     @property
@@ -152,6 +153,9 @@ def test_qemu_takes_each_step_and_what_is_wanted_is_there_then(wanted):
 
 @pytest.mark.parametrize('file, content', [
     ('nbd+unix:///base-x?socket=/s', 'base-x'),
+    # Of a gateway that was started before there were connectors.
+    ('nbd://10.0.0.5:10810/base-x', 'base-x'),
+    ('json:{"driver": "raw", "file": {"tls-creds": "t", "export": "base-x"}}', 'base-x'),
     ('', ''), ('/a/file', ''), ('json:{"driver": "qcow2"}', '')])
 def test_which_content_a_node_reads_is_told_by_its_file(file, content):
     nodes = {naming.node_name(graph.TOP, IMAGE): '', naming.node_name(graph.REMOTE, IMAGE): file}

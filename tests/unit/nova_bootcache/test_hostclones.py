@@ -9,9 +9,9 @@ import os
 
 import pytest
 
+from bootcache.ceph import rbd
 from bootcache.ceph.places import RbdOrigin
 from bootcache.ceph.rights import RbdAccess
-from nova_bootcache.gateway import hostclones
 from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.storagenode import Remote
 
@@ -54,7 +54,7 @@ def commands(tmp_path, monkeypatch):
 
 @pytest.fixture
 def clones(tmp_path, monkeypatch):
-    monkeypatch.setattr(hostclones, '_PAUSE_SECONDS', 0)
+    monkeypatch.setattr(rbd, '_PAUSE_SECONDS', 0)
     return HostClones(RbdAccess('images', 'bootcache', 'host-1', 'host-1', str(tmp_path / 'conf'),
                                 'base_access=rbd', 'base_rbd_user', 'base_rbd_ceph_conf', ''),
                       True)

@@ -58,7 +58,7 @@ def host(tmp_path, monkeypatch, ended):
         if image_id in host.refused:
             raise exception.StorageDaemonError('refused')
         there = host.gateway.present([image_id])[image_id]
-        ended.extend((image_id, step.action, step.kind) for step in graph.reconcile(
+        ended.extend((image_id, *step) for step in graph.reconcile(
             dataclasses.replace(graph.as_it_is(there), **wishes), there))
 
     def end_arrival_job(image_id, seconds):

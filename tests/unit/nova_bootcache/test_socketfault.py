@@ -131,7 +131,7 @@ def test_a_server_that_was_denied_the_socket_starts_stock_and_so_do_all_later(
     spawn(failed(tmp_path / 's', 'Permission denied'))
     assert spawn.tries == [False, True] and (tmp_path / 'disk').read_bytes() == b'stock'
     assert not host.serving.is_on and 'AppArmor' in stock_line(host, tmp_path, caplog)
-    assert host.serving.socket._stock_only == set() and not host.needs.is_in_making(IMAGE)
+    assert host.serving.socket._stock_only._counts == {} and not host.needs.is_in_making(IMAGE)
 
 
 def test_a_socket_that_is_mended_is_tried_again(host, spawn, tmp_path, caplog):
@@ -152,7 +152,7 @@ def test_a_socket_that_is_mended_is_tried_again(host, spawn, tmp_path, caplog):
 def test_a_gateway_that_was_gone_costs_only_this_server_its_speed(host, spawn, tmp_path):
     spawn(failed(tmp_path / 's', 'Connection refused'))
     assert spawn.tries == [False, True]
-    assert host.serving.is_on and host.serving.socket._stock_only == set()
+    assert host.serving.is_on and host.serving.socket._stock_only._counts == {}
 
 
 def test_a_disk_that_was_there_before_the_start_stays(host, tmp_path):
@@ -228,7 +228,7 @@ def test_a_server_that_comes_from_another_host_gets_a_base_of_stock_novas(host, 
                                                                           why):
     finish(failed(tmp_path / 's', why))
     assert finish.tries == [False, True] and finish.path.read_bytes() == b'written by a tenant'
-    assert host.serving.socket._stock_only == set()
+    assert host.serving.socket._stock_only._counts == {}
     assert host.serving.is_on is (why == 'Connection refused')
 
 

@@ -82,7 +82,8 @@ class Starter:
         :raises StorageDaemonError: if another process is, or a socket cannot be made.
         """
         try:
-            os.makedirs(self._links, mode=0o700, exist_ok=True)
+            for directory in (self._directory, self._links):
+                os.makedirs(directory, mode=0o700, exist_ok=True)
             # Held for life, and by no child.
             lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

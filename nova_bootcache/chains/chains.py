@@ -161,49 +161,6 @@ class PlannedDisks:
                 os.unlink(partial)
 
 
-class HostFacts:
-    """Looks what there is, and what there is room for.
-
-    :param parts: of the host.
-    :param store_limit: bytes that a growing store may have.
-    """
-
-    def __init__(self, parts: Parts, store_limit: int):
-        self._parts = parts
-        self._store_limit = store_limit
-
-    def of(self, image_id: str, entry: CacheEntry | None, offered: Offered,
-           is_arriving: bool = False) -> Host:
-        """Return them for one image.
-
-        :param entry: of the cache image that is here, None if there is none.
-        :param is_arriving: whether one is on its way, which servers read from.
-        """
-        parts, info = self._parts, offered.cache_image
-        has_store = parts.below.stores.get(image_id) is not None
-        rooms = {Medium.MEMORY: TierRoom.NONE, Medium.DISK: TierRoom.NONE}
-        # What is made here comes by itself: nothing arrives, and servers wait for seconds.
-        here = parts.fetches.room_here(offered)
-        local = [medium for medium in rooms
-                 if here is not None and parts.room.has_room(medium, image_id, here)]
-        for medium in local:
-            rooms[medium] = TierRoom.FILE
-        for medium in () if local else rooms:
-            if info is not None and parts.room.has_room(medium, image_id, info.bytes):
-                # A store that servers read through is in the same place.
-                rooms[medium] = TierRoom.ARRIVAL if not has_store and offered.is_verified \
-                    and parts.arrivals.is_worth_it(offered, medium) else TierRoom.FILE
-        held = _held(entry, offered, is_arriving)
-        if held is HeldHere.OLDER and info is not None and set(rooms.values()) == {TierRoom.NONE}:
-            LOG.info('image %s: its newer cache image of %d bytes has no room beside the older one,'
-                     ' which is used; raise [bootcache]compute_disk_quota', image_id, info.bytes)
-        return Host(
-            held, rooms[Medium.MEMORY], rooms[Medium.DISK],
-            has_store or parts.room.room_for_store(image_id, self._store_limit) is not None,
-            Trust.FULL if info is None else parts.fetches.trust(image_id, info),
-            info is not None and parts.fetches.asks_others(info))
-
-
 def _held(entry: CacheEntry | None, offered: Offered, is_arriving: bool) -> HeldHere:
     info = offered.cache_image
     if is_arriving:
@@ -226,13 +183,11 @@ class Chains:
 
     :param conf: the driver's options.
     :param parts: of the host.
-    :param facts: what placement has to know of it.
     :param serving: whether new servers are served.
     :param store_limit: bytes that a growing store may have.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, parts: Parts, facts: HostFacts, serving: Serving,
-                 store_limit: int):
+    def __init__(self, conf: cfg.ConfigOpts, parts: Parts, serving: Serving, store_limit: int):
         self._conf = conf
         self._parts = parts
         self._cache = parts.cache
@@ -240,7 +195,7 @@ class Chains:
         self._needs = parts.needs
         self._room = parts.room
         self._serving = serving
-        self._facts = facts
+        self._store_limit = store_limit
         self._stores = ChainStores(parts, store_limit)
         self._disks = PlannedDisks(parts, self._stores)
 
@@ -326,13 +281,44 @@ class Chains:
             or offered.storage.offer not in (Offer.COLD, Offer.CACHE) \
             or known.is_of(offered.remote, offered.virtual_bytes, offered.cache_image)
 
+    def facts(self, image_id: str, entry: CacheEntry | None, offered: Offered,
+              is_arriving: bool = False) -> Host:
+        """Return what there is of an image, and what there is room for.
+
+        :param entry: of the cache image that is here, None if there is none.
+        :param is_arriving: whether one is on its way, which servers read from.
+        """
+        parts, info = self._parts, offered.cache_image
+        has_store = parts.below.stores.get(image_id) is not None
+        rooms = {Medium.MEMORY: TierRoom.NONE, Medium.DISK: TierRoom.NONE}
+        # What is made here comes by itself: nothing arrives, and servers wait for seconds.
+        here = parts.fetches.room_here(offered)
+        local = [medium for medium in rooms
+                 if here is not None and parts.room.has_room(medium, image_id, here)]
+        for medium in local:
+            rooms[medium] = TierRoom.FILE
+        for medium in () if local else rooms:
+            if info is not None and parts.room.has_room(medium, image_id, info.bytes):
+                # A store that servers read through is in the same place.
+                rooms[medium] = TierRoom.ARRIVAL if not has_store and offered.is_verified \
+                    and parts.arrivals.is_worth_it(offered, medium) else TierRoom.FILE
+        held = _held(entry, offered, is_arriving)
+        if held is HeldHere.OLDER and info is not None and set(rooms.values()) == {TierRoom.NONE}:
+            LOG.info('image %s: its newer cache image of %d bytes has no room beside the older one,'
+                     ' which is used; raise [bootcache]compute_disk_quota', image_id, info.bytes)
+        return Host(
+            held, rooms[Medium.MEMORY], rooms[Medium.DISK],
+            has_store or parts.room.room_for_store(image_id, self._store_limit) is not None,
+            Trust.FULL if info is None else parts.fetches.trust(image_id, info),
+            info is not None and parts.fetches.asks_others(info))
+
     def _decide_and_make(self, offered: Offered, image_id: str, server_id: str,
                          profile_token: str | None, path: str, root_bytes: int | None,
                          console: Callable[[], str]) -> str:
         # Asked first: what has arrived by then is found.
         is_arriving = self._needs.is_arriving(image_id)
         entry = self._cache.entry(image_id)
-        plan = placement.plan(self._facts.of(image_id, entry, offered, is_arriving),
+        plan = placement.plan(self.facts(image_id, entry, offered, is_arriving),
                               offered.storage)
         LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
         if plan == (PlanStep.STOCK,):

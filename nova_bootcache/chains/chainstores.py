@@ -18,7 +18,6 @@ from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
-from nova_bootcache.storagenode import Encryption
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
@@ -39,7 +38,6 @@ class Parts:
     :ivar arrivals: cache images that servers read from on their way.
     :ivar boots: those that are watched.
     :ivar recordings: profile boots on this host.
-    :ivar encryption: how it connects to storage nodes.
     """
 
     storage: HostsClient
@@ -52,7 +50,6 @@ class Parts:
     arrivals: Arrivals
     boots: WatchedBoots
     recordings: ProfileRecordings
-    encryption: Encryption
 
 
 _AGAIN_SECONDS = 1.0

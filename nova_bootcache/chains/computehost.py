@@ -15,7 +15,7 @@ from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.chains.chains import Chains, HostFacts
+from nova_bootcache.chains.chains import Chains
 from nova_bootcache.chains.chainstores import Parts
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.gateway.below import Below
@@ -45,7 +45,6 @@ class ComputeHost:
     :ivar clones: of bases, in Ceph.
     :ivar connections: by which bases are read.
     :ivar chains: makes and keeps servers' chains.
-    :ivar facts: what placement has to know of this host.
     :ivar expansions: expands cache images that came compressed.
 
     :param conf: Nova's configuration, with the driver's options registered.
@@ -103,9 +102,8 @@ class ComputeHost:
         self.serving = Serving(group, self.needs, self.boots, cache_directory)
         parts = Parts(
             self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
-            self.arrivals, self.boots, self.recordings, self.encryption)
-        self.facts = HostFacts(parts, tiers.store_limit)
-        self.chains = Chains(group, parts, self.facts, self.serving, tiers.store_limit)
+            self.arrivals, self.boots, self.recordings)
+        self.chains = Chains(group, parts, self.serving, tiers.store_limit)
         self.connections.find = self.chains.find_base
 
     def start(self, hostname: str) -> None:

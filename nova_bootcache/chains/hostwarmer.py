@@ -54,7 +54,7 @@ class HostWarmer:
             return stock()
         offered = client.parse(image_id, self._host.storage.ask(image_id, ''))
         entry = self._host.cache.entry(image_id)
-        facts = self._host.facts.of(image_id, entry, offered)
+        facts = self._host.chains.facts(image_id, entry, offered)
         plan = placement.plan_warming(facts, offered.storage)
         LOG.debug('bootcache: image %s is to be warmed: %s', image_id,
                   ', '.join(step.name for step in plan))

@@ -62,19 +62,17 @@ class Gateway:
         # Make looking, adding and removing one step.
         self._locks = KeyedLocks(Rank.GATEWAY, 'the gateway\'s lock of image')
 
-    def start(self) -> bool:
+    def start(self) -> None:
         """Adopt the gateway that runs, or start one.
 
-        :returns: True if it was started, and so serves nothing yet.
         :raises StorageDaemonError: if it does not come up, or serves elsewhere than servers look.
         """
-        is_new = self.daemon.ensure_running()
+        self.daemon.ensure_running()
         if not os.path.exists(self.socket_path):
             raise exception.StorageDaemonError(
                 f'gateway: it answers on {self.daemon.monitor_path}, but there is no socket'
                 f' {self.socket_path}, as [bootcache]gateway_socket has it; name the socket that it'
                 ' was started with (its unit has /run/bootcache/gateway.sock)')
-        return is_new
 
     def linked_node(self, name: str, export: str) -> dict[str, Any]:
         """Return the block node of what is read by a link: see ``BaseConnections``.

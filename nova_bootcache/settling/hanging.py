@@ -72,11 +72,6 @@ class HangingServers:
         return max(self._pauses.due(server_id), self._stalls.due(server_id),
                    self._wait.get(server_id, 0.0))
 
-    def first_due(self, server_id: str) -> float:
-        """Return the monotonic second from which on to do something for a server; 0 for at once."""
-        return self._pauses.due(server_id) or self._stalls.due(server_id) \
-            or self._wait.get(server_id, 0.0)
-
     def note(self, server_id: str, error: exception.LibvirtHangs) -> None:
         """Leave a server alone for a while, and longer than the last time.
 

@@ -1,7 +1,8 @@
 """The full bases of a host's servers: whether they are to have one, and one of their content.
 
 It is completed from the storage node, once an image, unless somebody else has made one there: that
-is compared with what the servers stand on.
+is compared with what the servers stand on. And the bases in the gateway that no server needs any
+more, as of images whose full base is here.
 """
 
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, naming, properties
+from bootcache import exception, naming, properties, tier
 from nova_bootcache import storagenode
 from nova_bootcache.asking import client
 from nova_bootcache.chains.computehost import ComputeHost
@@ -96,6 +97,45 @@ class ServersBases:
             fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
         except OSError as error:
             LOG.warning('bootcache: what is left of full bases cannot be removed: %s', error)
+
+    # In the gateway.
+
+    def idle_images(self) -> set[str]:
+        """Return images that are not to be kept ready for the next server, if none stands on them.
+
+        Those whose base is here: new servers do not need the gateway for them. Those whose cache
+        image is empty: what served the last server is of no use to the next one, and that one may
+        never have been seen here, as its domain did not start. And those whose cache image is open:
+        the gateway reads it for servers that began while it came, and would keep it for good from
+        being evicted where these came and went between two looks.
+        """
+        return {entry.remote.image_id for entry in self._host.cache.entries()
+                if entry.cache_image is None
+                or os.path.exists(self.path(entry.remote.image_id))
+                or self._is_open(entry.remote.image_id)}
+
+    def _is_open(self, image_id: str) -> bool:
+        try:
+            return tier.is_open(self._host.cache.path(image_id))
+        except OSError:
+            return False
+
+    def let_go(self, image_id: str) -> bool:
+        """Take what nobody uses any more out of the gateway; False if that is not possible now."""
+        try:
+            if self._host.needs.is_booting(image_id):
+                return False
+            if not self._host.gateway.serves(image_id):
+                return True
+            if not self._host.below.stop_serving(image_id):
+                return False
+        except exception.BootcacheError as error:
+            LOG.warning('image %s: its base stays in the gateway for now: %s', image_id, error)
+            return False
+        LOG.info('image %s: no server of this host needs the gateway for it any more', image_id)
+        return True
+
+    # Completing and comparing one.
 
     def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
         """Note what an image's property asks for: no failure, and it may ask for another thing."""

@@ -21,7 +21,7 @@ from bootcache.breaker import GrowingPauses
 from bootcache.locks import KeyedLocks, leaf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
-from nova_bootcache.settling import fullbase, hanging, pivot, rebase, servedbases
+from nova_bootcache.settling import fullbase, hanging, pivot, rebase
 from nova_bootcache.settling.hanging import HalfDone, HangingServers
 from nova_bootcache.settling.landing import Landing
 from nova_bootcache.settling.localservers import LocalServer, Nova
@@ -240,8 +240,7 @@ class Settler:
         needed = self._kept_images().union(unsettled, (
             server.image_id for server in present if needs.is_operated(server.server_id)
             and self._host.cache.known(server.image_id) is not None))
-        self._gone |= servedbases.idle_images(self._host, self._bases.path) \
-            | (needs.unsettled or set())
+        self._gone |= self._bases.idle_images() | (needs.unsettled or set())
         self._gone -= needed
         needs.note_unsettled(needed)
         self._chained.keep_only(set(map(os.path.basename, self._nova.directories())))
@@ -256,7 +255,7 @@ class Settler:
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
         for image_id in self._gone - in_hand:
-            if servedbases.let_go(self._host, image_id):
+            if self._bases.let_go(image_id):
                 self._gone.discard(image_id)
 
     def _kept_images(self) -> set[str]:
@@ -287,7 +286,7 @@ class Settler:
             if ready and not self._host.needs.is_booting(image_id):
                 self._settle(image_id, ready)
         self._waits = {image_id: min(
-            (self._hanging.first_due(server.server_id) or self._pauses.due(server.server_id)
+            (max(self._hanging.due(server.server_id), self._pauses.due(server.server_id))
              for server in servers if server.settles), default=0.0)
             for image_id, servers in unsettled.items()}
 

@@ -247,13 +247,19 @@ class Fetches:
         return trust if trust is not Trust.FULL or self._readable.reads(info) else Trust.UNREADABLE
 
     def fetch_offered(self, offered: Offered, medium: Medium, rate: int = 0) -> CacheEntry:
-        """Get the cache image that is offered.
+        """Get the cache image that is offered, verify it, and put it into its place.
 
-        :param rate: bytes a second at most, 0 for no limit.
+        Servers that run from an older one keep its inode. Two servers of one image that start
+        together fetch once.
+
+        :param medium: the tier.
+        :param rate: bytes a second at most; 0 for a server that waits for it: no limit.
+        :raises Cancelled: if it was paced, and a server came to wait for it.
         :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
         :raises OSError: if the tier cannot be written.
         """
-        assert offered.remote is not None and offered.cache_image is not None
+        remote, info = offered.remote, offered.cache_image
+        assert remote is not None and info is not None
         if self._differences.applies(offered):
             try:
                 return self._make(offered, medium, rate)
@@ -261,38 +267,19 @@ class Fetches:
                 raise
             except (exception.BootcacheError, OSError) as error:
                 LOG.warning('image %s: its cache image cannot be made here of that of its parent'
-                            ' %s, and all of it is fetched: %s', offered.remote.image_id,
+                            ' %s, and all of it is fetched: %s', remote.image_id,
                             offered.difference and offered.difference.parent, error)
-        return self.fetch(offered.remote, offered.cache_image, offered.cache_export, medium,
-                          offered.pinned, offered.generation, rate)
-
-    def fetch(self, remote: Remote, cache_image: CacheInfo, cache_export: str,
-              medium: Medium = Medium.DISK, pinned: bool = False, generation: int = 0,
-              rate: int = 0) -> CacheEntry:
-        """Get a cache image from a storage node, verify it, and put it into its place.
-
-        Servers that run from an older one keep its inode. Two servers of one image that start
-        together fetch once.
-
-        :param cache_export: the exporter's name for the file.
-        :param medium: the tier.
-        :param generation: the storage service's count.
-        :param rate: bytes a second at most; 0 for a server that waits for it: no limit.
-        :raises Cancelled: if it was paced, and a server came to wait for it.
-        :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
-        :raises OSError: if the directory cannot be written.
-        """
         partial = self._partial(remote.image_id, medium)
 
         def bring(seconds: float) -> None:
             begun = time.monotonic()
-            others = self.ask_others(remote.image_id, cache_image)
-            if others is None or not self.exchange(others, remote, cache_image, cache_export,
+            others = self.ask_others(remote.image_id, info)
+            if others is None or not self.exchange(others, remote, info, offered.cache_export,
                                                    partial, seconds, begun, rate):
-                self._copy(remote, cache_export, cache_image.bytes, partial, rate)
+                self._copy(remote, offered.cache_export, info.bytes, partial, rate)
 
-        return self.receive(CacheEntry(remote, cache_image, cache_image.sha256,
-                                       cache_image.virtual_bytes, pinned, generation),
+        return self.receive(CacheEntry(remote, info, info.sha256, info.virtual_bytes,
+                                       offered.pinned, offered.generation),
                             medium, partial, bring, rate)
 
     def _partial(self, image_id: str, medium: Medium) -> str:
@@ -300,7 +287,7 @@ class Fetches:
                             f'{naming.cache_file_name(image_id)}.partial')
 
     def _make(self, offered: Offered, medium: Medium, rate: int) -> CacheEntry:
-        """Make a cache image of its parent's; raises as ``fetch``."""
+        """Make a cache image of its parent's; raises as ``fetch_offered``."""
         remote, info, wanted = offered.remote, offered.cache_image, offered.difference
         assert remote is not None and info is not None and wanted is not None
         # All of it was read, since this process began: what is wrong would be right later.

@@ -6,13 +6,22 @@ import oslo_messaging as messaging
 from functional_tools import qemu_img
 from storage_node import IMAGE, SIZE
 
+from bootcache.tier import Medium
 from bootcache.workingset import WorkingSet
-from nova_bootcache.asking.placement import Server
+from nova_bootcache.asking.client import Offered
+from nova_bootcache.asking.placement import Offer, Server, Storage
 
 # For boots that end when their server goes.
 PROFILE_WATCH = {'quota': 1 << 30, 'linger': 900, 'silence': 900, 'timeout': 900,
                  'marker': 'login:'}
 SERVER = Server(IMAGE, 'disk', '', False, False, False)
+
+
+def fetched(fetches, remote, info, export, medium=Medium.DISK, rate=0):
+    """Have a host get a cache image that it is offered; return what is noted of it."""
+    return fetches.fetch_offered(
+        Offered(Storage(Offer.CACHE), remote=remote, cache_image=info, cache_export=export),
+        medium, rate)
 
 
 class Service:

@@ -6,7 +6,7 @@ import os
 import subprocess
 
 import pytest
-from compute_host import boot, compare
+from compute_host import boot, compare, fetched
 from functional_tools import qemu_img
 from storage_node import IMAGE, MIB, SIZE
 
@@ -134,7 +134,7 @@ def test_neither_fetched_nor_made_nor_noted(host, node, directory, change):
     other = dataclasses.replace(node.remote(), image_hash=NEW)
     for act in (lambda: host.fetches.make_empty(other, SIZE),
                 lambda: host.cache.update(entry, other, False, 0),
-                lambda: host.fetches.fetch(other, entry.cache_image, 'none')):
+                lambda: fetched(host.fetches, other, entry.cache_image, 'none')):
         with pytest.raises(exception.BootcacheError, match='has another content now'):
             act()
     assert host.cache.known(IMAGE) == entry

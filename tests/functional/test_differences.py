@@ -147,7 +147,7 @@ def test_where_its_room_is_short_it_comes_as_a_whole(cloud, child, host, monkeyp
     found = offered(cloud)
     monkeypatch.setattr(host.room, 'has_room', lambda medium, image_id, size:
                         medium is Medium.DISK and size <= child.made.cache_image.bytes)
-    assert host.facts.of(CHILD, None, found).disk_room.name == 'FILE'
+    assert host.chains.facts(CHILD, None, found).disk_room.name == 'FILE'
     assert host.fetches.room_here(found) > child.made.cache_image.bytes
 
 

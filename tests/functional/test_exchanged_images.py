@@ -8,7 +8,7 @@ from concurrent import futures
 
 import apart
 import pytest
-from compute_host import Service
+from compute_host import Service, fetched
 from exchange_cloud import Cloud
 from exchanging import Swarm
 from functional_tools import frozen, until
@@ -223,8 +223,8 @@ def test_a_file_that_is_rewritten_for_this_host_is_not_given_on(cloud):
     one = cloud.host()
     one.fetches._gateway_socket = '/run/else/gateway.sock'
     answer = cloud.node.answer()
-    one.fetches.fetch(cloud.node.remote(), CacheInfo.from_dict(answer['cache_image']),
-                      answer['cache_export'])
+    fetched(one.fetches, cloud.node.remote(), CacheInfo.from_dict(answer['cache_image']),
+            answer['cache_export'])
     assert one.client.files()['files'] == {} and one.client.files()['got'] >= cloud.info.bytes
     # Nor where others were told of this host before.
     one.fetches.give(one.fetches.ask_others(IMAGE, cloud.info), IMAGE)

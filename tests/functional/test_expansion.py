@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from compute_host import boot, compare
+from compute_host import boot, compare, fetched
 from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, Node
 
@@ -50,7 +50,7 @@ def host(hosts):
 def fetch(host, node, medium=Medium.DISK):
     """Have the host get the cache image, which nobody has used since."""
     info = node.manifest.made.cache_image
-    entry = host.fetches.fetch(node.remote(), info, node.answer()['cache_export'], medium)
+    entry = fetched(host.fetches, node.remote(), info, node.answer()['cache_export'], medium)
     path = host.cache.path(IMAGE)
     assert ClusterPlaces(path).compressed and not entry.expanded
     os.utime(f'{path}.json', (1000.0, 1000.0))
@@ -116,8 +116,8 @@ def test_it_is_done_once_and_holds_after_a_restart(host, hosts, node):
     upkeep(again)
     assert is_expanded(again) and os.stat(again.cache.path(IMAGE)).st_ino == was.st_ino
     # It is the one that the storage service has: nothing is fetched.
-    again.fetches.fetch(node.remote(), node.manifest.made.cache_image,
-                        node.answer()['cache_export'])
+    fetched(again.fetches, node.remote(), node.manifest.made.cache_image,
+            node.answer()['cache_export'])
     assert os.stat(again.cache.path(IMAGE)).st_ino == was.st_ino
 
 
@@ -364,7 +364,7 @@ def test_one_without_a_compressed_cluster_is_noted_and_stays(hosts, storage_conf
     host = hosts(settle_delay=0)
     node.build(Extent(2 * MIB, MIB), compression=Compression.ZSTD)
     info = node.manifest.made.cache_image
-    host.fetches.fetch(node.remote(), info, node.answer()['cache_export'])
+    fetched(host.fetches, node.remote(), info, node.answer()['cache_export'])
     was = os.stat(host.cache.path(IMAGE))
     os.utime(f'{host.cache.path(IMAGE)}.json', (1000.0, 1000.0))
     upkeep(host)

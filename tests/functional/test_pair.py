@@ -7,6 +7,7 @@ import threading
 import nbd
 import pytest
 from bare_gateway import bare_gateway
+from compute_host import fetched
 from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
@@ -49,8 +50,8 @@ def fetches(cache, socket):
 
 def fetch(cache, node, socket=None):
     answer = node.answer()
-    return fetches(cache, socket or node.conf.gateway_socket).fetch(
-        node.remote(), CacheInfo.from_dict(answer['cache_image']), answer['cache_export'])
+    return fetched(fetches(cache, socket or node.conf.gateway_socket), node.remote(),
+                   CacheInfo.from_dict(answer['cache_image']), answer['cache_export'])
 
 
 def connect(gateway, export):
@@ -131,8 +132,8 @@ def test_a_storage_node_that_is_away_leaves_nothing(node, cache):
     answer = node.answer()
     node.exporter.stop()
     with pytest.raises(exception.BootcacheError):
-        fetches(cache, node.conf.gateway_socket).fetch(
-            node.remote(), node.manifest.made.cache_image, answer['cache_export'])
+        fetched(fetches(cache, node.conf.gateway_socket), node.remote(),
+                node.manifest.made.cache_image, answer['cache_export'])
     assert os.listdir(cache.directory) == []
 
 
@@ -178,7 +179,8 @@ def test_a_gateway_that_was_killed_is_filled_again(node, gateway):
     gateway.ensure_base(node.remote())
     os.kill(gateway.daemon.pid(), signal.SIGKILL)
     until(lambda: gateway.daemon.pid() is None, 'the end of the gateway')
-    assert gateway.start() is True and gateway.daemon.exports() == {}
+    gateway.start()
+    assert gateway.daemon.exports() == {}
     export = gateway.ensure_base(node.remote())
     handle = connect(gateway, export)
     assert handle.pread(4096, 4 * MIB) == content(node)[4 * MIB:4 * MIB + 4096]

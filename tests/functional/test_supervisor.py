@@ -86,6 +86,9 @@ def test_connectors_are_started_and_killed(do, directory):
     do('kill', NAME)
     assert not daemon(directory).runs
     assert os.listdir(os.path.join(directory, 'connectors')) == []
+    # Nobody else comes to their sockets.
+    for name in ('bases', 'connectors'):
+        assert os.stat(os.path.join(directory, name)).st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize('word, name', [

@@ -8,7 +8,7 @@ import threading
 
 import nbd
 import pytest
-from compute_host import boot, compare
+from compute_host import boot, compare, fetched
 from encrypted import opens
 from encrypted import storage_conf as storage_conf  # the fixture
 from functional_tools import until
@@ -96,8 +96,8 @@ def test_a_whole_boot_by_tls(node, certified, directory):
     assert boot(host, f'{directory}/cold')
     compare(f'{directory}/cold', node)
     node.build(*SET)
-    entry = host.fetches.fetch(node.remote(), CacheInfo.from_dict(node.answer()['cache_image']),
-                               node.answer()['cache_export'])
+    entry = fetched(host.fetches, node.remote(), CacheInfo.from_dict(node.answer()['cache_image']),
+                    node.answer()['cache_export'])
     assert entry.file_sha256 == node.manifest.made.cache_image.sha256
     assert boot(host, f'{directory}/warm')
     compare(f'{directory}/warm', node)
@@ -125,8 +125,8 @@ def test_a_profile_boot_records_by_tls(node, certified, directory):
 def test_a_paced_fetch_is_by_tls(node, certified):
     node.build(*SET)
     host = certified()
-    entry = host.fetches.fetch(node.remote(), CacheInfo.from_dict(node.answer()['cache_image']),
-                               node.answer()['cache_export'], rate=64 * MIB)
+    entry = fetched(host.fetches, node.remote(), CacheInfo.from_dict(node.answer()['cache_image']),
+                    node.answer()['cache_export'], rate=64 * MIB)
     assert entry.file_sha256 == node.manifest.made.cache_image.sha256
 
 

@@ -15,6 +15,8 @@ from fakes_letting_go import opened
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium, TierLimits
+from nova_bootcache.asking.client import Offered
+from nova_bootcache.asking.placement import Offer, Storage
 from nova_bootcache.cache import cachefiles
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway.hostneeds import HostNeeds
@@ -338,7 +340,9 @@ def test_an_update_does_not_bring_an_older_file_back(cache):
 def test_nobody_waits_for_a_paced_fetch(cache, tiers, monkeypatch, act):
     bring = Fetches(cache, tiers, WrongFiles(), Readable(), SOCKET)
     entry = place(cache)
-    newer = dataclasses.replace(entry.cache_image, sha256='cd' * 32)
+    offered = Offered(
+        Storage(Offer.CACHE), remote=entry.remote, cache_export='cache-x',
+        cache_image=dataclasses.replace(entry.cache_image, sha256='cd' * 32))
     fetching, ended = threading.Event(), []
 
     def copy(node, target, *, length, rate, seconds, check):
@@ -351,7 +355,7 @@ def test_nobody_waits_for_a_paced_fetch(cache, tiers, monkeypatch, act):
 
     def fetch():
         with pytest.raises(exception.Cancelled):
-            bring.fetch(entry.remote, newer, 'cache-x', rate=1 << 16)
+            bring.fetch_offered(offered, Medium.DISK, rate=1 << 16)
         ended.append(True)
 
     warming = threading.Thread(target=fetch)

@@ -12,7 +12,7 @@ from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.asking.placement import HeldHere, TierRoom, Trust
 from nova_bootcache.asking.placement import Host as Facts
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
-from nova_bootcache.chains.chains import HostFacts
+from nova_bootcache.chains.chains import Chains
 from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.storagenode import Remote
@@ -32,7 +32,7 @@ class Host:
 
     def __init__(self):
         self.storage, self.api = Neighbour(self, HostsClient), Neighbour(self, StorageAPI)
-        self.cache, self.facts = Neighbour(self, CacheFiles), Neighbour(self, HostFacts)
+        self.cache, self.chains = Neighbour(self, CacheFiles), Neighbour(self, Chains)
         self.fetches, self.serving = Neighbour(self, Fetches), Neighbour(self, Serving)
         self.hostname, self.is_on, self.answer = 'host-1', True, OFFER
         self.held, self.rooms, self.trust = HeldHere.NOTHING, BOTH, Trust.FULL
@@ -47,7 +47,7 @@ class Host:
         remote = Remote(IMAGE, '10.0.0.1', 10810, 'base')
         return None if self.held is HeldHere.NOTHING else CacheEntry(remote, INFO, 'ab', 1 << 30)
 
-    def of(self, image_id, entry, offered):
+    def facts(self, image_id, entry, offered):
         return Facts(self.held, *self.rooms, True, self.trust)
 
     def fetch_offered(self, offered, medium, rate=0):

@@ -7,6 +7,7 @@ reaches its base by an export of the gateway on a unix socket.
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -115,6 +116,7 @@ class Gateway:
         image_id = remote.image_id
         export = naming.export_name(naming.EXPORT_BASE, image_id)
         if not self._present(image_id).is_exported:
+            self._await_changes()
             # Of an arrival below a base that is not served: nobody reads from it.
             self.end_arrival_job(image_id)
         with self._alone(image_id):
@@ -128,6 +130,16 @@ class Gateway:
                         f' {remote.export}')
             self._serve(image_id, there, remote.export)
         return export
+
+    def _await_changes(self) -> None:
+        # A boot by the stock way would take longer than reads wait, on QEMU 10.
+        for _second in range(_READ_SECONDS):
+            try:
+                self.connections.check_changes(_READ_SECONDS)
+            except exception.StorageDaemonBusy:
+                time.sleep(1)
+            else:
+                break
 
     def _serve(self, image_id: str, there: Present, content: str) -> None:
         """Export a base that is read by its link."""

@@ -19,6 +19,7 @@ from bootcache.connectors.connector import ABSENT
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.ways import absent_way, rbd_origin, rbd_way
 from nova_bootcache.gateway.connections import BaseConnections
+from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.storagenode import PLAIN, Encryption, Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -668,6 +669,25 @@ def test_where_changes_wait_for_reads_none_is_made_while_one_waits(house, monkey
     assert not house.of.is_read(BASE.export) and is_changed(house) is never_waits
     now += 1
     assert is_changed(house), 'those of a base that nobody can read have failed'
+
+
+def test_a_boot_is_served_when_no_read_waits_any_more(house, monkeypatch, tmp_path):
+    monkeypatch.setattr(qemuimg, 'major_version', lambda: 10)
+    now = 2000.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr('time.time', lambda: now)
+    monkeypatch.setattr('time.sleep', sleep)
+    house.reads(BASE)
+    house.look()
+    house.connectors.away.add(NODE)
+    house.look()
+    assert not is_changed(house)
+    Gateway(str(tmp_path), str(tmp_path / 'gateway.sock'), house.of)._await_changes()
+    assert is_changed(house) and now <= 2025
 
 
 def test_a_base_in_ceph_is_told_by_its_clone_also_of_an_earlier_process(house):

@@ -82,13 +82,13 @@ def rbd_origin(conf: str, user: str) -> str:
 def absent_way(export: str, virtual_bytes: int) -> Way:
     """Return a way to nothing, by which a reader learns the size of a base that is away.
 
-    Each read of it is an error: QEMU's server cuts off who reads, who connects again, by the link
-    as it is by then.
+    Each read of it is an error, and so is each question what is allocated.
 
     :param virtual_bytes: size of the base.
     """
-    return Way({'driver': 'blkdebug', 'inject-error': [{'event': 'none', 'once': False}],
-                'image': {'driver': 'null-co', 'size': virtual_bytes}},
+    errors = [{'event': 'none', 'iotype': kind, 'once': False} for kind in ('read', 'block-status')]
+    return Way({'driver': 'blkdebug', 'inject-error': errors,
+                'image': {'driver': 'null-co', 'size': virtual_bytes, 'read-zeroes': False}},
                connector.ABSENT + _origin(export), 'nowhere')
 
 

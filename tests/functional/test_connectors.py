@@ -1,5 +1,6 @@
 """Bases that are read through connectors, whose links are exchanged below a daemon that reads."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -91,6 +92,17 @@ def read(path, offset=0):
         return bytes(handle.pread(65536, offset))
     finally:
         handle.shutdown()
+
+
+def told_of(path):
+    """Return what is told to be allocated; None if that is an error."""
+    handle, found = nbd.NBD(), []
+    handle.set_export_name(EXPORT)
+    handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+    handle.connect_unix(path)
+    with contextlib.suppress(nbd.Error):
+        handle.block_status(MIB, 0, lambda _context, _offset, told, _error: found.extend(told))
+    return found or None
 
 
 class Reading(threading.Thread):
@@ -197,13 +209,13 @@ def test_a_base_that_is_away_can_be_opened(connectors, storage_nodes, reader, co
     path = reader()
     # Who reads too early gets no bytes that are none of the base's.
     early = Reading(path, 0)
-    early.join(1)
-    assert early.found is None
+    early.join(3 * RECONNECT_SECONDS)
+    assert isinstance(early.found, nbd.Error)
+    assert told_of(connectors.socket(EXPORT)) is None
     connectors.park_absent(EXPORT)
     waiting = Reading(path, 0)
-    for one in early, waiting:
-        one.join(3 * RECONNECT_SECONDS)
-        assert isinstance(one.found, nbd.Error)
+    waiting.join(3 * RECONNECT_SECONDS)
+    assert isinstance(waiting.found, nbd.Error)
     connectors.connect(EXPORT, way(storage_nodes[0]))
     until(lambda: reads(path, content), 'reads that go on')
 

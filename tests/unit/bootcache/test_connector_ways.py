@@ -190,5 +190,5 @@ def test_all_of_a_user_in_ceph_have_one_in_common():
 
 def test_each_base_that_is_away_has_one_of_its_own():
     way = absent_way('base-x', 1 << 30)
-    assert way.node['image'] == {'driver': 'null-co', 'size': 1 << 30}
+    assert way.node['image']['size'] == 1 << 30
     assert absent_way('base-y', 1 << 30).origin != way.origin

@@ -48,6 +48,8 @@ _QEMU, _UNITS = 'qemu', 'units'
 _GUESTS = 'scsi', 'virtio'
 _NAME, _DNS_PORT = 'storage-1.example', 53
 _SMALL_BYTES = 1300
+# After which the host asks for it again.
+_KNOWN_SECONDS = 12.0
 _UPKEEP_SECONDS = upkeep.PERIOD_SECONDS
 
 
@@ -371,8 +373,19 @@ class WaysStage(Stage):
                                f'{_SMALL_BYTES + 1}:65535')
         if name == 'name-unresolved':
             self.resolve(False)
-            self._kill_connectors()
-            return lambda: self.resolve(True)
+            undo = contextlib.ExitStack()
+
+            def drop() -> None:
+                # Others have to be made, and what the name stands for is known no more.
+                undo.callback(self._forget_flows())
+
+            self._lifts.append((time.monotonic() + _KNOWN_SECONDS, drop))
+
+            def return_() -> None:
+                undo.close()
+                self.resolve(True)
+
+            return return_
         if name == 'ceph-away':
             self.ceph.spoil(AWAY)
             return self.ceph.mend
@@ -381,10 +394,6 @@ class WaysStage(Stage):
                 self.issue(machine)
             return lambda: None
         return self._kill_one(name)
-
-    def _kill_connectors(self) -> None:
-        for pid in self._connectors().values():
-            os.kill(pid, signal.SIGKILL)
 
     def _kill_one(self, name: str) -> Callable[[], None]:
         """Kill a process of the host; what is returned waits until it runs again."""

@@ -24,7 +24,9 @@ from bench.faults import (
     soakreport,
     upgrade,
     versions,
+    wayplan,
     ways,
+    waystage,
 )
 from bench.faults.cloudplan import CloudRow
 from bench.faults.kinds import LONG_SECONDS
@@ -175,13 +177,13 @@ def _upgrade(commits: list[str], directory: Path) -> int:
 
 
 def _ways(options: argparse.Namespace) -> int:
-    wanted, began = ways.chosen(options.names, options.quick), time.monotonic()
+    wanted, began = wayplan.chosen(options.names, options.quick), time.monotonic()
     outcomes: list[Outcome] = []
     try:
         for outcome in lanes.run(list(enumerate(wanted)), options.beside, options.report,
-                                 play=ways.run, sizes=ways.FILE_SYSTEMS):
+                                 play=ways.run, sizes=waystage.FILE_SYSTEMS):
             outcomes.append(outcome)
-            print(report.line(outcome), ways.line(outcome), sep='\n    ', flush=True)
+            print(report.line(outcome), wayplan.line(outcome), sep='\n    ', flush=True)
     finally:
         sums = report.write(options.report, outcomes, 'ways.json', cpus=os.cpu_count(),
                             beside=options.beside, seconds=round(time.monotonic() - began, 1),
@@ -197,7 +199,7 @@ def main(words: list[str]) -> int:
     reader = parser()
     options = reader.parse_args(words)
     try:
-        of_ways = ways.chosen(options.names, options.quick) if options.ways else []
+        of_ways = wayplan.chosen(options.names, options.quick) if options.ways else []
         wanted, in_cloud = ([], []) if options.ways else planned(options)
     except ValueError as error:
         reader.error(str(error))

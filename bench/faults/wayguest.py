@@ -18,6 +18,7 @@ from typing import Any
 import libvirt
 
 from bench.faults.storageside import log_to
+from bench.faults.wayplan import Figures
 from nova_bootcache.standstill import errorstop
 from tools import libvirtd
 
@@ -74,28 +75,6 @@ def _xml(server_id: str, bus: str, disk: str, place: str) -> str:
     <memballoon model='none'/>
   </devices>
 </domain>"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Figures:
-    """What was seen of a guest for a while.
-
-    :ivar reads: that were answered.
-    :ivar unanswered: seconds, the longest until a read was answered or its guest paused.
-    :ivar paused: seconds, the longest.
-    :ivar pauses: how many.
-    :ivar until_on: seconds from a moment until a read that ended after it; None if none did.
-    :ivar errors: reads that the guest saw fail; one more if its QEMU has ended.
-    :ivar wrong: bytes, of reads with another sum than that of the image.
-    """
-
-    reads: int = 0
-    unanswered: float = 0.0
-    paused: float = 0.0
-    pauses: int = 0
-    until_on: float | None = None
-    errors: int = 0
-    wrong: int = 0
 
 
 class _Guest:

@@ -212,9 +212,15 @@ class Watch:
             nobody waits for reads.
         """
         error = exception.BootcacheError(f'{export} has given errors by all of its ways')
+        has_failed = False
         for way in self._ways(export, failed is not None):
             if self.is_bad(export, way.origin):
                 continue
+            if has_failed and failed is not None and before and self._parks:
+                # What its readers wait for the next one is of the time after which reads fail.
+                self._connectors.park(export)
+                self._connectors.disconnect(before)
+            has_failed = True
             try:
                 if failed is not None and way.origin in failed:
                     raise failed[way.origin]

@@ -21,8 +21,8 @@ from bootcache.connectors import connector
 
 # Reads wait for a connection without end: the link to the connector is exchanged meanwhile.
 _RECONNECT_SECONDS = 3600
-# What a name stands for, or that nothing tells, is known for some seconds.
-_RESOLVE_SECONDS, _RESOLVED_SECONDS = 3, 10
+# What a name stands for is known for some seconds; that nothing tells for less: guests wait for it.
+_RESOLVE_SECONDS, _RESOLVED_SECONDS, _UNRESOLVED_SECONDS = 3, 10, 2
 _CONNECT_SECONDS, _MOST_ADDRESSES = 0.5, 4
 
 
@@ -108,7 +108,9 @@ def _address(host: str, port: int) -> str:
 
 
 # A name server that hangs is waited for once for all bases of a node.
-@cachetools.cached(cachetools.TTLCache(1000, _RESOLVED_SECONDS), lock=threading.Lock())
+@cachetools.cached(cachetools.TLRUCache(
+    1000, lambda _key, found, now: now + (_UNRESOLVED_SECONDS if isinstance(found, Exception)
+                                          else _RESOLVED_SECONDS)), lock=threading.Lock())
 def _resolved(host: str, port: int) -> str | Exception:
     try:
         return bus.begin(functools.partial(_look_up, host, port),

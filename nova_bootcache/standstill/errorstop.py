@@ -1,7 +1,6 @@
 """A domain that QEMU had stop as a disk gave an error, as libvirt tells and changes it."""
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,52 +14,32 @@ POLICIES = {'error_policy': 'stop', 'rerror_policy': 'stop'}
 _BY_ERROR = (libvirt.VIR_DOMAIN_PAUSED_IOERROR, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
 
 
-@dataclasses.dataclass(frozen=True)
-class PausedDomain:
-    """What libvirt knows by itself of a domain that may stand still by an I/O error.
+def look_at(domain: Any) -> bool | None:
+    """Return whether a guest stands still by an I/O error, as far as libvirt knows by itself.
 
-    :ivar server_id: its UUID.
-    :ivar is_told: libvirt knows that it does; else it knows no reason, and its disks may tell.
-    """
-
-    server_id: str
-    is_told: bool
-
-    def stands_still(self, disk_errors: Callable[[], Mapping[str, int]]) -> bool:
-        """Tell whether it stands still by an I/O error, and by nothing else.
-
-        There are releases of QEMU 10 that tell of one such error a second at most: of a guest that
-        stops again within that libvirt does not know why. Its disks tell, of the first one for
-        good.
-
-        :param disk_errors: gives the errors of its disks; asked if libvirt does not know.
-        """
-        return self.is_told or bool(disk_errors())
-
-
-def look_at(domain: Any) -> PausedDomain | None:
-    """Return what libvirt knows by itself of one that may stand still by an I/O error; else None.
-
+    :returns: None if it does not; False if libvirt knows no reason. There are releases of QEMU 10
+        that tell of one such error a second at most: of a guest that stops again within that
+        libvirt does not know why. Its disks tell, of the first one for good: see ``disk_errors``.
     :raises libvirtError: if libvirt does not tell.
     """
     state, reason = domain.state(0)
     if state != libvirt.VIR_DOMAIN_PAUSED or reason not in _BY_ERROR:
         return None
-    return PausedDomain(domain.UUIDString(), reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR)
+    return bool(reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR)
 
 
-def paused(connection: Any) -> list[PausedDomain]:
-    """Return what libvirt knows by itself of those that may stand still by an I/O error.
+def paused(connection: Any) -> dict[str, bool]:
+    """Return the guests that may stand still by an I/O error, as ``look_at`` has it, by server.
 
     :raises libvirtError: if libvirt does not tell.
     """
-    found = []
+    found = {}
     for listed in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PAUSED):
         server_id = listed.UUIDString()
         try:
             # Under eventlet Nova's wrapper knows only of what is returned by itself.
             if (known := look_at(connection.lookupByUUIDString(server_id))) is not None:
-                found.append(known)
+                found[server_id] = known
         except Exception as error:
             # It may have ended meanwhile.
             LOG.debug('bootcache: what server %s stands still for is not known: %s', server_id,
@@ -82,7 +61,7 @@ def is_stopped_by_error(domain: Any) -> bool:
     :raises libvirtError: if libvirt does not tell.
     """
     found = look_at(domain)
-    return found is not None and found.stands_still(lambda: disk_errors(domain))
+    return found or (found is False and bool(disk_errors(domain)))
 
 
 def waits_at(description: str) -> dict[str, str]:

@@ -94,13 +94,13 @@ def find(calls: LibvirtCalls,
     :raises libvirtError: if it gives an error.
     """
     found = {}
-    for domain in calls.ask(errorstop.paused):
+    for server_id, is_told in calls.ask(errorstop.paused).items():
         hangs: exception.LibvirtHangs | None = None
         errors: dict[str, int] = {}
         description = ''
         try:
-            errors = calls.ask_qemu(domain.server_id, errorstop.disk_errors)
-            description = calls.ask_qemu(domain.server_id, errorstop.description)
+            errors = calls.ask_qemu(server_id, errorstop.disk_errors)
+            description = calls.ask_qemu(server_id, errorstop.description)
         except exception.LibvirtHangs as error:
             # What is below its disks is not told either, whatever description libvirt 11 is asked
             # for. Nobody can do anything for it now: it is told of, also if it is stock Nova's.
@@ -108,11 +108,11 @@ def find(calls: LibvirtCalls,
         except Exception as error:
             # It may have ended meanwhile.
             LOG.debug('bootcache: what server %s stands still for is not known: %s',
-                      domain.server_id, error)
+                      server_id, error)
             continue
-        if domain.stands_still(errors.copy):
+        if is_told or errors:
             below = errorstop.waits_at(description).values() if description else ()
-            found[domain.server_id] = StandingDomain(
+            found[server_id] = StandingDomain(
                 bool(below) or hangs is not None, any(holds_path(path) for path in below),
                 errorstop.are_for_space(errors.values()), hangs)
     return found
@@ -214,8 +214,8 @@ class StandingServers:
         """Tell whether a guest stands still by an error, as far as libvirt tells it now."""
         try:
             found = self._novas_calls.ask_known(server_id, errorstop.look_at)
-            return found is not None and found.stands_still(
-                lambda: self._novas_calls.ask_qemu(server_id, errorstop.disk_errors))
+            return found or (found is False and bool(
+                self._novas_calls.ask_qemu(server_id, errorstop.disk_errors)))
         except Exception as error:
             LOG.debug('bootcache: whether server %s stands still is not known: %s', server_id,
                       error)

@@ -5,15 +5,14 @@ import random
 import pytest
 
 from bench.faults import __main__ as command
-from bench.faults import wayguest, ways
-from bench.faults.wayguest import Figures
-from bench.faults.ways import CASES, WAYS, WayOutcome
+from bench.faults import wayguest, wayplan
+from bench.faults.wayplan import CASES, WAYS, Figures, WayOutcome
 
 GOOD = Figures(reads=100, unanswered=24.9, paused=30.0, pauses=1, until_on=4.9)
 
 
 def test_each_way_has_its_cases():
-    of = {way: {case.name for case in cases} for way, cases in ways.chosen([], False)}
+    of = {way: {case.name for case in cases} for way, cases in wayplan.chosen([], False)}
     assert set(of) == set(WAYS)
     common = {'exporter-frozen-35s', 'exporter-frozen-200s', 'disk-hangs', 'packets-dropped',
               'idle-flow-dropped', 'mtu-black-hole', 'kill-supervisor', 'kill-connector',
@@ -24,7 +23,7 @@ def test_each_way_has_its_cases():
 
 
 def test_the_short_run_lacks_what_lasts_for_200_seconds_and_takes_ten_minutes():
-    for _way, cases in ways.chosen([], True):
+    for _way, cases in wayplan.chosen([], True):
         assert 'exporter-frozen-200s' not in {case.name for case in cases}
         # Beside each other, and beside what else there is to do.
         assert sum(case.seconds for case in cases) < 400
@@ -32,11 +31,11 @@ def test_the_short_run_lacks_what_lasts_for_200_seconds_and_takes_ten_minutes():
 
 
 def test_names_choose_ways_and_cases():
-    assert [(way, [case.name for case in cases]) for way, cases in ways.chosen(
+    assert [(way, [case.name for case in cases]) for way, cases in wayplan.chosen(
         ['tls', 'frozen'], True)] == [('tls', ['exporter-frozen-35s', 'exporter-frozen-200s'])]
-    assert [way for way, _cases in ways.chosen(['ceph-away'], False)] == ['ceph']
+    assert [way for way, _cases in wayplan.chosen(['ceph-away'], False)] == ['ceph']
     with pytest.raises(ValueError, match=r'frosen: neither a way .*nbd.* nor a case .*disk-hangs'):
-        ways.chosen(['frosen'], False)
+        wayplan.chosen(['frosen'], False)
 
 
 @pytest.mark.parametrize(('figures', 'starts', 'said'), [
@@ -47,7 +46,7 @@ def test_names_choose_ways_and_cases():
     ({}, (0.0, 25.1), ['the same image took 25.1 s'])])
 def test_what_is_not_as_it_has_to_be_is_told(figures, starts, said):
     bad = Figures(**{**vars(GOOD), **figures})
-    found = ways.faults_of([GOOD, bad], *starts)
+    found = wayplan.faults_of([GOOD, bad], *starts)
     assert len(found) == len(said)
     assert all(part in one for part, one in zip(said, found, strict=True))
 
@@ -56,7 +55,7 @@ def test_the_report_has_the_way():
     one = WayOutcome('a', 'b', 'fetch', 1.0, way='tls', seconds_unanswered=2.0)
     assert one.ok and one.to_json().items() >= {
         'way': 'tls', 'ok': True, 'seconds_unanswered': 2.0, 'leftovers': 0}.items()
-    assert 'tls: unanswered 2.0 s' in ways.line(one)
+    assert 'tls: unanswered 2.0 s' in wayplan.line(one)
 
 
 def test_ways_are_listed(capsys):

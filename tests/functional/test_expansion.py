@@ -210,10 +210,10 @@ def no_room(monkeypatch, host):
 
 
 def full_medium(monkeypatch, host):
-    def check(medium, size):
+    def promise(key, medium, size):
         raise exception.NoRoom('0 bytes are free')
 
-    monkeypatch.setattr(host.room, '_check_free', check)
+    monkeypatch.setattr(host.room, '_promise', promise)
 
 
 @pytest.mark.parametrize('short', [no_room, full_medium])

@@ -42,7 +42,7 @@ _BUSY_SECONDS = 30
 _STOP_SECONDS = 10
 
 
-class Watch:
+class BaseWatch:
     """Owns which connector each base is read by.
 
     :param connectors: of this host, or storage node.

@@ -17,7 +17,7 @@ from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import Rbd
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.starter import Starter
-from bootcache.connectors.watch import Watch
+from bootcache.connectors.watch import BaseWatch
 from bootcache.connectors.ways import rbd_way
 from bootcache.locks import KeyedLocks
 from bootcache.manifest import Manifest
@@ -58,7 +58,7 @@ class OpenClones:
         self._origins: dict[str, RbdOrigin] = {}
         # Until when those are not asked for of which nothing was told, in monotonic seconds.
         self._untold: dict[str, float] = {}
-        self._watch = Watch(
+        self._watch = BaseWatch(
             self._connectors, lambda name, _quickly: [rbd_way(self._served[name], *self._ceph)],
             lambda: dict.fromkeys(self._served, 'Ceph'),
             KeyedLocks(ServiceRank.CLONES, 'the lock of clone'), parks=False)
@@ -125,7 +125,7 @@ class OpenClones:
             self._connectors.keep(clones)
 
     def check_changes(self) -> None:
-        """Check that what is above clones may be changed: see ``Watch``."""
+        """Check that what is above clones may be changed: see ``BaseWatch``."""
         self._watch.check_changes(_RECONNECT_SECONDS)
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ from oslo_log import log as logging
 from bootcache import exception, naming
 from bootcache.breaker import GrowingPauses
 from bootcache.connectors.connectors import Connectors
-from bootcache.connectors.watch import Watch
+from bootcache.connectors.watch import BaseWatch
 from bootcache.connectors.ways import Way, absent_way, nbd_way
 from bootcache.locks import KeyedLocks
 from nova_bootcache.gateway.hostclones import HostClones
@@ -78,7 +78,7 @@ class BaseConnections:
         self._held: dict[str, Remote] = {}
         # Where bases are, by name. The gateway is not asked: it may wait for one. Likewise.
         self._remotes: dict[str, Remote] = {}
-        self._watch = Watch(connectors, self._ways, self._places, KeyedLocks(
+        self._watch = BaseWatch(connectors, self._ways, self._places, KeyedLocks(
             Rank.CONNECTION, 'the lock of the connection to'), True, self._look_for, clock)
         # Asks where an image's base is now, and notes it; whoever makes this one sets it.
         self.find: Callable[[str], None] = lambda _image_id: None
@@ -96,7 +96,7 @@ class BaseConnections:
         return self._watch.is_read(export)
 
     def check(self, export: str) -> None:
-        """Check that a base can be read now: see ``Watch``.
+        """Check that a base can be read now: see ``BaseWatch``.
 
         Nothing is known of one that a gateway reads which was started before there were connectors.
         """
@@ -128,7 +128,7 @@ class BaseConnections:
         return {**{remote.export: remote for remote in list(self._held.values())}, **self._remotes}
 
     def check_changes(self, seconds: float) -> None:
-        """Check that nodes above bases may be changed: see ``Watch``."""
+        """Check that nodes above bases may be changed: see ``BaseWatch``."""
         self._watch.check_changes(seconds)
 
     # One base.

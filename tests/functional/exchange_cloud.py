@@ -4,6 +4,7 @@ import base64
 import os
 import shutil
 
+from compute_host import fetched
 from functional_tools import until
 from oslo_config import cfg
 from storage_node import IMAGE, MIB
@@ -78,8 +79,9 @@ class Cloud:
 
     def fetch(self, host, rate=0):
         answer = self.service.offers.tell(self.node.answer(), host.name)
-        entry = host.fetches.fetch(self.node.remote(), CacheInfo.from_dict(answer['cache_image']),
-                                   answer['cache_export'], rate=rate)
+        entry = fetched(host.fetches, self.node.remote(),
+                        CacheInfo.from_dict(answer['cache_image']), answer['cache_export'],
+                        rate=rate)
         assert entry.file_sha256 == self.info.sha256
         with open(host.cache.path(IMAGE), 'rb') as here, open(self.node.cache_path, 'rb') as there:
             assert here.read() == there.read()

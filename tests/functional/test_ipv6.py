@@ -4,6 +4,7 @@ import socket
 
 import nbd
 import pytest
+from compute_host import fetched
 from functional_tools import free_port
 from storage_node import IMAGE, MIB, SIZE, content
 
@@ -58,7 +59,7 @@ def test_a_cache_image_is_fetched(node, hosts, rate):
     node.build(Extent(4 * MIB, 300_000), Extent(0, 4096))
     answer = node.answer()
     wanted = CacheInfo.from_dict(answer['cache_image'])
-    entry = hosts().fetches.fetch(node.remote(), wanted, answer['cache_export'], rate=rate)
+    entry = fetched(hosts().fetches, node.remote(), wanted, answer['cache_export'], rate=rate)
     assert entry.file_sha256 == wanted.sha256
 
 

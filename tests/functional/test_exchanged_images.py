@@ -111,7 +111,7 @@ def test_where_the_storage_node_does_not_answer_the_rest_is_not_waited_for(cloud
     monkeypatch.setattr(cloud.service.offers, '_give',
                         lambda *_arguments: base64.b64decode(answer['torrent']))
     cloud.storage.kill()
-    with frozen(cloud.node.exporter.common._daemon.pid()), pytest.raises(exception.StorageNodeAway):
+    with frozen(cloud.node.exporter.common._daemon.pid()), pytest.raises(exception.BootcacheError):
         cloud.fetch(one)
 
 

@@ -34,6 +34,8 @@ _CURE = 'start its systemd unit'
 # QEMU 7.2 has been seen to crash at its monitor's first client.
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 _BACKLOG = 1024
+# Seconds without a word before a client is asked, between questions, and how many have no answer.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 # QEMU's words for an export that nobody serves.
 _NOT_SERVED = 'Requested export not available'
 
@@ -169,6 +171,10 @@ class StorageDaemon:
         server = listening.listen(self.listener.host, self.listener.port, _BACKLOG)
         # Accepted sockets inherit it; without it each answer may wait 40 ms for an acknowledgement.
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A client whose last packets were lost would be there for hours, and keep its export.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            server.setsockopt(socket.IPPROTO_TCP, option, value)
         fd = server.detach()
         return ['--nbd-server', f'addr.type=fd,addr.str={fd},max-connections=0{admission}'], [fd]
 

@@ -18,6 +18,8 @@ from bench.faults.waystage import QEMU, WaysStage
 from bench.replay import netns, trace
 
 _GUESTS = 'scsi', 'virtio'
+# Between starts of servers.
+_TICKS = 200
 
 
 class _Trial:
@@ -133,8 +135,9 @@ class _Trial:
             took, is_ours = self._start_new()
             other, same, stock = max(other, took), max(same, self._start_again()), \
                 stock + (not is_ours)
-            for _tick in range(50):
-                stage.tick()
+            for _tick in range(_TICKS):
+                if not returned:
+                    stage.tick()
         with contextlib.suppress(Trouble):
             stage.until(lambda: all(one.until_on is not None for one in self._seen(returned)),
                         'that guests go on', GIVEN_UP)

@@ -217,8 +217,13 @@ class WaysStage(Stage):
             worker = self._workers.get(UNITS if name == 'kill-supervisor' else HOST)
             return set() if worker is None or worker.has_ended else {worker.pid}
 
+        def wait() -> None:
+            self.until(lambda: any(Path(f'/proc/{pid}').exists() for pid in runs_now() - before),
+                       f'{name}: it runs again')
+            # No server starts before it has begun to work.
+            self.call(HOST, 'holds', '')
+
         before = runs_now()
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        return lambda: self.until(lambda: any(
-            Path(f'/proc/{pid}').exists() for pid in runs_now() - before), f'{name}: it runs again')
+        return wait

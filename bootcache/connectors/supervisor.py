@@ -22,8 +22,9 @@ LOG = logging.getLogger(__name__)
 
 _SOCKET = 'connectors.sock'
 _LINE_BYTES = 64
-# That an answer takes: a connector that crashes as it comes up is started again.
-_ANSWER_SECONDS = 60
+# That an answer takes; and that of a start: a connector that crashes as it comes up is started
+# again. Readers of a base that has no answer wait for the first.
+_ANSWER_SECONDS, _START_SECONDS = 3, 60
 
 
 class _Request(socketserver.StreamRequestHandler):
@@ -72,7 +73,7 @@ def ask(run_dir: str, word: str, name: str) -> None:
     path = socket_path(run_dir)
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_ANSWER_SECONDS)
+            connection.settimeout(_START_SECONDS if word == 'start' else _ANSWER_SECONDS)
             connection.connect(path)
             connection.sendall(f'{word} {name}\n'.encode())
             with connection.makefile() as stream:

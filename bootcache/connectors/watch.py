@@ -27,7 +27,7 @@ from bootcache.locks import KeyedLocks
 LOG = logging.getLogger(__name__)
 
 # Guests give a request up after 30 s: a read is missed after 3 and 4 s, another connector is tried
-# for 4 s, and their reads fail 10 s after that.
+# for 4 s, and their reads fail 8 s after that.
 _PERIOD_SECONDS, _ANSWER_SECONDS = 3.0, 4.0
 # Between looks while a base has no answer.
 _AGAIN_SECONDS = 1.0

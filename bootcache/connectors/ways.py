@@ -22,7 +22,7 @@ from bootcache.connectors import connector
 # Reads wait for a connection without end: the link to the connector is exchanged meanwhile.
 _RECONNECT_SECONDS = 3600
 # What a name stands for is known for some seconds; that nothing tells for less: guests wait for it.
-_RESOLVE_SECONDS, _RESOLVED_SECONDS, _UNRESOLVED_SECONDS = 3, 10, 2
+_RESOLVE_SECONDS, _RESOLVED_SECONDS, _UNRESOLVED_SECONDS = 3, 10, 1
 _CONNECT_SECONDS, _MOST_ADDRESSES = 0.5, 4
 
 

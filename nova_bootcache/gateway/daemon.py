@@ -34,7 +34,7 @@ _LOOK_SECONDS = 1
 _QUEUE_SECONDS = 60
 # For which reads wait of a base that can be read by no way. They may have waited for 15 s before
 # the watch knows that, and guests give a SCSI request up after 30 s.
-_RECONNECT_SECONDS = 10
+_RECONNECT_SECONDS = 8
 _READ_SECONDS = 15 + _RECONNECT_SECONDS
 
 

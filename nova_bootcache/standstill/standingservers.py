@@ -124,7 +124,7 @@ PERIOD_SECONDS = 10.0
 _FIRST_TRY, _LONGEST_TRY = 1.0, 60.0
 # So often it is seen whether the watch over bases has found a way.
 _WATCHED_SECONDS = 1.0
-# A request that gives an error again does so within the 10 s for which the gateway keeps it: a
+# A request that gives an error again does so within the 8 s for which the gateway keeps it: a
 # guest that ran for longer met a new one.
 _RELAPSE_SECONDS = 30.0
 # After that it is for somebody to see to; said again as often.

@@ -1,6 +1,7 @@
 """What a Ceph user of ours may do, and may not: looked at before anything is done as it."""
 
 import dataclasses
+import functools
 import os
 import shutil
 
@@ -45,6 +46,11 @@ class RbdAccess:
     conf_option: str
     otherwise: str
 
+    @functools.cached_property
+    def commands(self) -> Rbd:
+        """Ceph's commands as that user."""
+        return Rbd(self.conf, self.user)
+
     @property
     def caps(self) -> str:
         """The caps for OSDs that the user is to have, and no more."""
@@ -75,7 +81,7 @@ def check(access: RbdAccess, is_alone: bool = False) -> None:
         raise exception.ConfigurationError(f'[bootcache]{access.option}: {error}') from error
     try:
         check_key(access, is_alone)
-        Rbd(access.conf, access.user).clones(access.clone_pool, access.namespace)
+        access.commands.clones(access.clone_pool, access.namespace)
     except (exception.ConfigurationError, exception.Interrupted):
         raise
     except rbd.RbdNoKey as error:
@@ -97,7 +103,7 @@ def check_key(access: RbdAccess, is_alone: bool) -> None:
 
     :raises BootcacheError: if Ceph says no for another reason, as to a user who has no key yet.
     """
-    commands = Rbd(access.conf, access.user)
+    commands = access.commands
     if is_alone:
         # Whom Ceph does not let in can delete nothing either, and may be let in later.
         commands.fsid()

@@ -12,7 +12,7 @@ from oslo_log import log as logging
 from bootcache import exception, steps
 from bootcache.ceph import rights
 from bootcache.ceph.places import RbdClone, RbdOrigin
-from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
+from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.rights import HarmfulKey, RbdAccess
 from bootcache.connectors.ways import Way, rbd_origin, rbd_way
 from bootcache.news import News
@@ -37,7 +37,7 @@ class HostClones:
     def __init__(self, access: RbdAccess, is_on: bool):
         self.is_on = is_on
         self._access = access
-        self._rbd = Rbd(access.conf, access.user)
+        self._rbd = access.commands
         self._is_harmless = False
         self._news = News(LOG)
         # When each was asked for, in monotonic seconds, by its name. Each step is atomic.

@@ -173,7 +173,7 @@ class Exchanged:
     :ivar peers: who has pieces of it, or is about to.
     :ivar reserve: who is asked as well when these do not go on: the storage node.
     :ivar has_slot: whether the storage service has given a slot with it; see ``take_slot`` in
-        rpcexchange.
+        rpcapi.
     """
 
     torrent: bytes

@@ -64,6 +64,9 @@ class FileSnapshots:
     :param registrars: tells which of Glance's stores registers what is put into a directory.
     """
 
+    # What it is called in records and logs.
+    name = 'file'
+
     def __init__(self, conf: cfg.ConfigOpts, registrars: Registrars):
         group = conf[bootcache_conf.GROUP]
         self._store_directories = [path for path in group.glance_store_dirs if path]
@@ -75,11 +78,6 @@ class FileSnapshots:
         self._journal = Journal(self._own)
         self._sharing = Sharing(self._journal, self._store_directories)
         self._told: set[str] = set()
-
-    @property
-    def name(self) -> str:
-        """What it is called in records and logs."""
-        return 'file'
 
     def refusal(self, base: Manifest) -> str:
         """Return why no snapshot of a base is made here; empty if one may be."""

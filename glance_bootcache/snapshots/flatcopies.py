@@ -129,7 +129,7 @@ class FlatCopies:
         begun, flat = (RbdClone(self._pool, '', kind + key) for kind in (_BEGUN, _FLAT))
         if begun.name not in there:
             try:
-                self._rbd.clone_large(origin.parent, begun)
+                self._rbd.clone_into(origin.parent, begun, snapshotcommands.LARGE)
             except RbdAbsent:
                 return False
         found = self._rbd.origin(begun)

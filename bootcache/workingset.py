@@ -213,15 +213,11 @@ class WorkingSet:
         return cls(image_id, image_hash, virtual_bytes, granularity,
                    tuple(align(extents, granularity, virtual_bytes)))
 
-    def wire_extents(self) -> list[list[Any]]:
-        """Return the extents as lists for JSON and RPC."""
-        return to_wire(self.extents)
-
     def to_json(self) -> dict[str, Any]:
         """Return the document that doc/source/formats.rst describes."""
         return {'version': VERSION, 'image_id': self.image_id, 'image_hash': self.image_hash,
                 'virtual_bytes': self.virtual_bytes, 'granularity': self.granularity,
-                'extents': self.wire_extents()}
+                'extents': to_wire(self.extents)}
 
     @classmethod
     def from_json(cls, document: Any) -> 'WorkingSet':

@@ -108,14 +108,11 @@ class ReportedNeeds:
         with self._lock:
             known = self._hosts.get(name)
             if report is None:
-                if known is None:
-                    return
-                images = known.images
+                if known is not None:
+                    self._hosts[name] = dataclasses.replace(known, seen=now)
+                return
             if known is None and len(self._hosts) >= MOST_HOSTS:
                 self._make_room(now)
-            if report is None and known is not None:
-                self._hosts[name] = dataclasses.replace(known, seen=now)
-                return
             self._hosts[name] = _Told(now, images)
             if known is None or known.images != images:
                 self._changed = True

@@ -168,7 +168,7 @@ def test_json_round_trip(case):
 
 def test_the_wire_says_times_only_where_they_are_known():
     known = WorkingSet('image', '', 8192, 4096, (Extent(4096, 4096), Extent(0, 4096, 1.5)))
-    assert known.wire_extents() == [[4096, 4096], [0, 4096, 1.5]]
+    assert workingset.to_wire(known.extents) == [[4096, 4096], [0, 4096, 1.5]]
 
 
 @pytest.mark.parametrize('change', [

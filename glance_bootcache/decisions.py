@@ -363,11 +363,6 @@ def is_owners_change(image: ImageFacts, known: Manifest | None) -> bool:
         and not (known.standing is Standing.WANTED and known.image_hash == image.image_hash)
 
 
-def too_many_changes(policy: Policy) -> ImageDecision:
-    """Return a decision that begins nothing yet, as the owner has changed too many images."""
-    return ImageDecision(ImageAction.AWAIT, TOO_MANY_CHANGES, policy)
-
-
 def is_forced(manifest: Manifest | None) -> bool:
     """Tell whether an operator has asked for a new recording, which waits for a host."""
     return manifest is not None and manifest.reason == AWAITED_ANEW

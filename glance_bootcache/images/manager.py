@@ -15,7 +15,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import naming, properties, steps
 from bootcache.manifest import Availability, Manifest, Standing, Wished, WorkingSetInfo
 from glance_bootcache import decisions
-from glance_bootcache.decisions import ImageAction, ImageFacts
+from glance_bootcache.decisions import ImageAction, ImageDecision, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
@@ -127,7 +127,7 @@ class Manager:
                 self.retiring.retire(image_id)
 
     def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
-               booting: bool, again: bool) -> decisions.ImageDecision:
+               booting: bool, again: bool) -> ImageDecision:
         """Decide, and begin what follows; under the lock."""
         steps.reached('register: heard')
         manifest = known and self._note_wishes(image, known)
@@ -163,7 +163,7 @@ class Manager:
             if not (forced or booting or again or decision.action is ImageAction.AWAIT) \
                     and decisions.is_owners_change(image, known) \
                     and not self._changes.begin(image.owner):
-                decision = decisions.too_many_changes(policy)
+                decision = ImageDecision(ImageAction.AWAIT, decisions.TOO_MANY_CHANGES, policy)
             pending = fresh.standing_at(fresh.standing, decision.reason).wishing(held=False)
             if decision.action is not ImageAction.REBUILD:
                 pending = decisions.taken_up(pending, image, time.time())
@@ -361,7 +361,7 @@ class Manager:
 
     # The work on one image: its base, its recording and its building, each in turns of their own.
 
-    def _work(self, image: ImageFacts, decision: decisions.ImageDecision, job: BuildJob) -> None:
+    def _work(self, image: ImageFacts, decision: ImageDecision, job: BuildJob) -> None:
         policy = decision.policy
         assert policy is not None
 

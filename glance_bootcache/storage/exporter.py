@@ -70,16 +70,6 @@ def is_difference(export: str, image_id: str = '') -> bool:
     return export.startswith(f'{naming.EXPORT_DIFFERENCE}-{image_id}')
 
 
-def goes_idle(export: str) -> bool:
-    """Tell whether an export goes as soon as nobody has asked for it in a while."""
-    return is_base(export) or is_difference(export)
-
-
-def cache_node(export: str) -> str:
-    """Return the name of the node of a cache image's export."""
-    return naming.node_name('c', export)
-
-
 def is_base(export: str) -> bool:
     """Tell whether an export is of a base or a stored file: its clients are never cut off."""
     return export.startswith((f'{naming.EXPORT_BASE}-', f'{naming.EXPORT_STORED}-'))
@@ -327,7 +317,7 @@ class Exporter:
         cache_export = cache_export_name(manifest)
         if cache_export not in exports:
             self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
-                cache_node(cache_export)))
+                naming.node_name('c', cache_export)))
             self._retire(manifest.image_id, keep=cache_export, keep_bases=True)
         return True
 
@@ -412,8 +402,8 @@ class Exporter:
         :raises StorageDaemonError: if the daemon does not answer.
         """
         for export in sorted(export for export in list(self._served)
-                             if image_id in export and (with_cache
-                                                        or goes_idle(export))):
+                             if image_id in export and (with_cache or is_base(export)
+                                                        or is_difference(export))):
             before = time.monotonic() - idle
             if export not in self._served \
                     or self._asked_at.setdefault(export, time.monotonic()) > before:

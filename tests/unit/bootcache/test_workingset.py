@@ -90,7 +90,7 @@ def test_clip_keeps_the_first_bytes(case, budget):
 @given(bases_with_extents(), bases_with_extents(), GRANULARITIES)
 def test_union_has_both_and_the_first_comes_first(one, two, granularity):
     virtual_bytes = max(one[0], two[0])
-    both = workingset.union(one[1], two[1], granularity, virtual_bytes)
+    both = workingset.align([*one[1], *two[1]], granularity, virtual_bytes)
     alone = workingset.align(one[1], granularity, virtual_bytes)
     covered = byte_set(both)
     assert byte_set(one[1]) | byte_set(two[1]) <= covered

@@ -143,7 +143,7 @@ class Stage:
         while (manifest := self._store.load(image_id)) is None \
                 or manifest.state is ImageState.PENDING or self.manager.jobs.of(image_id):
             # One place is for whoever has none: it would wait for guests that never end.
-            if self.manager.jobs.waits_to_record(image_id):
+            if self.manager.jobs.recordings.is_waiting(image_id):
                 raise RuntimeError('it waits for a place to be recorded')
             time.sleep(0.01)
         if manifest.state is not ImageState.READY:

@@ -8,7 +8,7 @@ from oslo_log import log as logging
 
 from bootcache import ending, exception, properties
 from bootcache.ending import BootJudge, BootProgress
-from bootcache.growingstore import Mark, RecordedStore
+from bootcache.growingstore import GrowingStore, Mark
 
 LOG = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class BootEnd:
     :param began: monotonic seconds.
     """
 
-    def __init__(self, store: RecordedStore, begin: Mark, judge: BootJudge, marker: BootMarker,
+    def __init__(self, store: GrowingStore, begin: Mark, judge: BootJudge, marker: BootMarker,
                  console: Callable[[], str], began: float):
         self.recorded_bytes = 0
         self._store = store

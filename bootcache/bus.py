@@ -55,10 +55,11 @@ def named(conf: cfg.ConfigOpts) -> str:
 
 def is_refusal(error: Exception) -> bool:
     """Tell whether an error is RabbitMQ's own answer: to a user, a virtual host, or a queue."""
-    return isinstance(error, messaging.MessageDeliveryFailure) or _is_transports(error)
+    return isinstance(error, messaging.MessageDeliveryFailure) or is_transports(error)
 
 
-def _is_transports(error: Exception) -> bool:
+def is_transports(error: BaseException | None) -> bool:
+    """Tell whether an error is of a library by which oslo.messaging reaches RabbitMQ."""
     return type(error).__module__.partition('.')[0] in _TRANSPORTS
 
 
@@ -76,7 +77,7 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
     except concurrent.futures.TimeoutError:
         raise messaging.MessagingTimeout(f'no answer within {seconds:g} s') from None
     except Exception as error:
-        if isinstance(error, OSError) or _is_transports(error):
+        if isinstance(error, OSError) or is_transports(error):
             raise messaging.MessageDeliveryFailure(
                 f'the message bus of transport_url fails: {error!r}') from error
         raise

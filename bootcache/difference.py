@@ -122,13 +122,8 @@ def read_layout(path: str, difference: CacheDifference) -> Layout:
 
 def ranges(layout: Layout) -> _Areas:
     """Return what a cache image has of its own, from begin to end each, ascending. Pure."""
-    found: list[tuple[int, int]] = []
-    for extent in sorted((*layout.data, *layout.zeros), key=lambda extent: extent.offset):
-        begin = extent.offset
-        if found and found[-1][1] == begin:
-            begin = found.pop()[0]
-        found.append((begin, extent.end))
-    return tuple(found)
+    return tuple(workingset.joined((extent.offset, extent.end)
+                                   for extent in (*layout.data, *layout.zeros)))
 
 
 def covers(areas: _Areas, offset: int, end: int) -> bool:

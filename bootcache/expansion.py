@@ -92,14 +92,8 @@ def commands(layout: Layout) -> str:
 
 def present(entries: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, int], ...]:
     """Return what a file has of its own, from begin to end each, by qemu-img map. Pure."""
-    found: list[tuple[int, int]] = []
-    for entry in entries:
-        if entry['present']:
-            begin, end = entry['start'], entry['start'] + entry['length']
-            if found and found[-1][1] == begin:
-                begin = found.pop()[0]
-            found.append((begin, end))
-    return tuple(found)
+    return tuple(workingset.joined((entry['start'], entry['start'] + entry['length'])
+                                   for entry in entries if entry['present']))
 
 
 def layout(path: str) -> Layout:

@@ -77,10 +77,12 @@ def remove_throttles(daemon: StorageDaemon, digest: str) -> None:
 
 
 class GrowingStore:
-    """A store, and what was read through it.
+    """A store below disks, and what was read through it.
 
     :ivar name: what it is called by: an image's id, or a server's whose boot has one of its own.
     :ivar path: of its file.
+    :ivar grows: whether what is read through it is kept.
+    :ivar is_full: it does not grow any more, as it has no more room.
 
     :param daemon: where its nodes live.
     :param base: name of the node that it reads from.
@@ -93,6 +95,7 @@ class GrowingStore:
                  granularity: int, check: Callable[[], None] | None = None):
         self.name = name
         self.path = path
+        self.grows = self.is_full = False
         self._daemon = daemon
         self._base = base
         self._virtual_bytes = virtual_bytes
@@ -118,7 +121,7 @@ class GrowingStore:
         return {'driver': 'qcow2', 'node-name': self.node(STORE), 'read-only': False,
                 'backing': self._base, 'file': self.node(THROTTLE), 'l2-cache-size': tables}
 
-    def open(self, write_rate: int = 0) -> None:
+    def add_nodes(self, write_rate: int = 0) -> None:
         """Open the file that was made; what reads through its filter is kept from then on.
 
         :param write_rate: bytes a second that it may grow by, 0 for no limit.
@@ -151,15 +154,16 @@ class GrowingStore:
             return os.stat(self.path).st_size
         return 0
 
-    def look(self, now: float) -> int:
-        """Note its size, and return it in bytes.
+    def look(self, now: float) -> bool:
+        """Note its size, keep its limit if it has one, and tell whether it still grows.
 
         :param now: monotonic seconds.
+        :raises StorageDaemonError: if it is gone.
         """
         size = self.size()
         if not self._samples or self._samples[-1].file_bytes != size:
             self._samples.append(Sample(now, size))
-        return size
+        return self.grows
 
     def mark(self) -> Mark:
         """Return the present place in its growth."""
@@ -185,10 +189,11 @@ class GrowingStore:
         """Return what was read for the first time between two marks, in that order.
 
         Nobody knows when a cluster of zeros came, as it has no place in the file: they are told of
-        a store that was new at the first mark. To be called after ``write_tables``.
+        a store that was new at the first mark.
 
-        :raises BootcacheError: if the store cannot be read.
+        :raises BootcacheError: if the daemon refuses, or the store or the base cannot be read.
         """
+        self.write_tables()
         entries = recorder.between(
             qemuimg.allocation_map(self.path), begin.file_bytes, end.file_bytes,
             with_zeros=begin.file_bytes <= self._opened_bytes)
@@ -215,56 +220,7 @@ class GrowingStore:
 LOOK_SECONDS = 0.05
 
 
-class RecordedStore:
-    """A growing store below disks, and what is told of it.
-
-    :ivar name: what it is called by.
-    :ivar grows: whether what is read through it is kept.
-    :ivar is_full: it does not grow any more, as it has no more room.
-
-    :param store: the store itself.
-    """
-
-    def __init__(self, store: GrowingStore):
-        self.name = store.name
-        self.grows = self.is_full = False
-        self._store = store
-
-    def look(self, now: float) -> bool:
-        """Note its size, keep its limit if it has one, and tell whether it still grows.
-
-        :param now: monotonic seconds.
-        :raises StorageDaemonError: if it is gone.
-        """
-        self._store.look(now)
-        return self.grows
-
-    def size(self) -> int:
-        """Return the size of its file in bytes, 0 if it is gone."""
-        return self._store.size()
-
-    def mark(self) -> Mark:
-        """Return the present place in its growth."""
-        return self._store.mark()
-
-    def idle_since(self) -> float:
-        """Return the monotonic time at which it grew last, or was looked at first."""
-        return self._store.idle_since()
-
-    def write_tables(self) -> None:
-        """Have its tables written to its file; raises as ``GrowingStore.write_tables``."""
-        self._store.write_tables()
-
-    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
-        """Return what was read for the first time between two marks, in that order.
-
-        :raises BootcacheError: if the daemon refuses, or the store or the base cannot be read.
-        """
-        self.write_tables()
-        return self._store.extents_between(begin, end)
-
-
-Kept = TypeVar('Kept', bound=RecordedStore)
+Kept = TypeVar('Kept', bound=GrowingStore)
 
 
 class StoreKeeper(Generic[Kept]):

@@ -151,7 +151,7 @@ class Monitor:
         self.command_seconds = command_seconds
         self.before_change: Callable[[], None] = lambda: None
         self._patience = patience
-        self._breaker = breaker
+        self._breaker = breaker or Breaker(sys.maxsize, 0)
         # Guards the monitor within this process: it serves one client.
         self._lock = OrderedLock(locks.MONITOR, f'the monitor of {name}')
         self._session: Session | None = None
@@ -169,15 +169,13 @@ class Monitor:
 
     def busy(self, what: str) -> exception.StorageDaemonBusy:
         """Note that the daemon did not answer in its time; return the error that says so."""
-        if self._breaker is not None:
-            self._breaker.failed()
+        self._breaker.failed()
         return exception.StorageDaemonBusy(f'{self.name}: {what}')
 
     def heard(self) -> None:
         """Note that the daemon does not hang."""
         self._heard_at = time.monotonic()
-        if self._breaker is not None:
-            self._breaker.answered()
+        self._breaker.answered()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -208,13 +206,13 @@ class Monitor:
         :raises StorageDaemonError: if there is no daemon.
         """
         # Not behind those who wait for it: what has just not answered is told at once.
-        self._check_breaker(self._breaker is None or not self._breaker.seconds_left())
+        self._check_breaker(not self._breaker.seconds_left())
         with self.alone():
             if self._session is not None:
                 # It serves one client.
                 yield self._session
                 return
-            self._check_breaker(self._breaker is None or self._breaker.may_ask())
+            self._check_breaker(self._breaker.may_ask())
             client = self._connect()
             self._session = Session(self, client)
             try:
@@ -227,7 +225,6 @@ class Monitor:
 
     def _check_breaker(self, may_ask: bool) -> None:
         if not may_ask:
-            assert self._breaker is not None
             raise exception.StorageDaemonBusy(
                 f'{self.name}: it did not answer just now; it is asked again in a moment')
 

@@ -45,13 +45,11 @@ _ESCAPES = re.compile(r'\\(.)(?=(.?))', re.DOTALL)
 class Policy:
     """How one image is to be treated.
 
-    :ivar mode: ``auto`` or ``off``.
     :ivar quota: bytes that its cache image may have.
     :ivar boot_marker: regular expression that a console line of a finished boot matches.
     :ivar settle: whether its servers are to be settled.
     """
 
-    mode: str
     quota: int
     boot_marker: str
     settle: bool = True
@@ -111,7 +109,7 @@ def parse(properties: Mapping[str, Any], *, default_quota: int, max_quota: int,
     except ValueError:
         raise exception.InvalidProperty(
             f'{SETTLE}={settle[:40]!r} is not one of: yes, no') from None
-    return Policy(mode, quota, marker, settles)
+    return Policy(quota, marker, settles)
 
 
 def requirement(properties: Mapping[str, Any]) -> str | None:

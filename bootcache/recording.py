@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from bootcache import growingstore, naming
-from bootcache.growingstore import GrowingStore, Mark, RecordedStore
+from bootcache.growingstore import GrowingStore, Mark
 from bootcache.storagedaemon import StorageDaemon
 
 # Small, as the set should be exact: whoever builds from it rounds up.
@@ -48,7 +48,7 @@ def _remove_nodes(daemon: StorageDaemon, names: Sequence[str]) -> None:
     daemon.remove_nodes(*(name for name in names if name in present))
 
 
-class Recording(RecordedStore):
+class Recording(GrowingStore):
     """A growing store on top of a base in a storage daemon, exported read-only for one overlay.
 
     :ivar name: of the nodes and the export, for instance the server's id; two recordings of one
@@ -64,10 +64,9 @@ class Recording(RecordedStore):
 
     def __init__(self, daemon: StorageDaemon, name: str, base_nodes: Sequence[dict[str, Any]],
                  virtual_bytes: int, path: str, check: Callable[[], None] | None = None):
-        super().__init__(GrowingStore(daemon, name, str(base_nodes[-1]['node-name']),
-                                      virtual_bytes, path, GRANULARITY, check))
+        super().__init__(daemon, name, str(base_nodes[-1]['node-name']), virtual_bytes, path,
+                         GRANULARITY, check)
         self.export = naming.export_name(naming.EXPORT_RECORDING, name)
-        self._daemon = daemon
         self._base_nodes = list(base_nodes)
 
     def open(self) -> Mark:
@@ -78,11 +77,11 @@ class Recording(RecordedStore):
         """
         self.discard()
         try:
-            self._store.create()
+            self.create()
             self._daemon.add_nodes(*self._base_nodes)
-            self._store.open()
-            begin = self._store.mark()
-            self._daemon.add_export(self.export, self._store.node(growingstore.FILTER))
+            self.add_nodes()
+            begin = self.mark()
+            self._daemon.add_export(self.export, self.node(growingstore.FILTER))
         except Exception:
             self.discard()
             raise
@@ -96,7 +95,7 @@ class Recording(RecordedStore):
             if self.export in self._daemon.exports():
                 self._daemon.remove_export(self.export, disconnect=True)
         with contextlib.suppress(Exception):
-            self._store.remove()
+            self.remove()
         with contextlib.suppress(Exception):
             present = self._daemon.nodes()
             self._daemon.remove_nodes(*(

@@ -191,7 +191,7 @@ def refine(have: Sequence[Extent], seen: Sequence[Extent], *, quota: int, cluste
     """
     # The times of another boot say nothing beside those of the first.
     fresh = [Extent(extent.offset, extent.length) for extent in seen]
-    union = workingset.union(have, fresh, granularity, virtual_bytes)
+    union = workingset.align([*have, *fresh], granularity, virtual_bytes)
 
     def cached(extents: Sequence[Extent]) -> list[Extent]:
         aligned = workingset.align(extents, cluster_bytes, virtual_bytes)

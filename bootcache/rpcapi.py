@@ -15,7 +15,7 @@ from bootcache.bus import BusOpening, within
 from bootcache.exception import ConfigurationError
 
 # In which a host is told from whom it may have a file; else it copies, five seconds late at most.
-_SECONDS = 4
+_EXCHANGE_SECONDS = 4
 # How a file came that was asked for by exchange: all of it, in part, or not.
 EXCHANGED = 'exchanged'
 STALLED = 'stalled'
@@ -23,134 +23,6 @@ COPIED = 'copied'
 WAYS = (EXCHANGED, STALLED, COPIED)
 # Givers that are named in a report of it.
 MOST_GIVERS = 64
-
-
-class ExchangeCalls:
-    """Those of rpcapi.StorageAPI, which sends them."""
-
-    def _call(self, method: str, **arguments: Any) -> Any:
-        raise NotImplementedError
-
-    def _cast(self, method: str, **arguments: Any) -> None:
-        raise NotImplementedError
-
-    def exchange_cache(self, image_id: str, host: str, sha256: str, address: str, port: int,
-                       rack: str) -> dict[str, Any] | None:
-        """Ask from whom a cache image can be had that ``plan_boot`` offers; others are told of us.
-
-        :param sha256: of its file.
-        :param address: of this host's exchange, as is the port.
-        :param rack: that the host is in; empty if it does not know.
-        :returns: ``torrent`` (in base64), ``peers`` (``[address, port]`` of each) and ``reserve``
-            (likewise, for when these do not go on); None if it is to be copied.
-        """
-        answer: dict[str, Any] | None = self._call(
-            'exchange_cache', seconds=_SECONDS,
-            # It waits for another process than the service's own.
-            counts=False, image_id=image_id, host=host, sha256=sha256, address=address, port=port,
-            rack=rack)
-        return answer
-
-    def exchange_base(self, image_id: str, host: str, image_hash: str, address: str, port: int,
-                      rack: str) -> dict[str, Any] | None:
-        """Ask from whom an image's stored file can be had, as ``exchange_cache`` does.
-
-        :param image_hash: of the file, as ``serve_stored`` tells it.
-        :returns: also ``slot``: whether the storage node is among those, and the host has a slot
-            for that, as by ``take_slot``. Or ``{'wait': True}``: the file is being read, and it is
-            to be asked again; with ``again``: nobody else has it yet, and others have all slots;
-            it is to be asked again in so many seconds.
-        """
-        answer: dict[str, Any] | None = self._call(
-            'exchange_base', seconds=_SECONDS, counts=False, image_id=image_id, host=host,
-            image_hash=image_hash, address=address, port=port, rack=rack)
-        return answer
-
-    def take_slot(self, host: str) -> float:
-        """Ask for leave to get full bases from the storage node.
-
-        :returns: 0 if the host has it. If others do: the seconds in which to ask again; the host
-            keeps its place among those that wait if it does.
-        """
-        answer: float = self._call('take_slot', host=host)
-        return answer
-
-    def hold_slot(self, host: str, holds: bool) -> None:
-        """Tell that a host uses its slot, or (``holds`` False) that it needs none any more."""
-        self._cast('hold_slot', host=host, holds=holds)
-
-    def report_exchange(self, image_id: str, host: str, file: str, way: str,
-                        got: list[list[Any]], copied: int, gives: bool) -> None:
-        """Tell how a file came that was asked for by exchange; all of it is there.
-
-        :param file: the SHA-256 of a cache image, or the hash of a stored file.
-        :param way: one of ``WAYS``.
-        :param got: ``[address, bytes]`` of those that gave most.
-        :param copied: bytes that the storage node's exporter gave.
-        :param gives: whether the host gives it to others.
-        """
-        self._cast('report_exchange', image_id=image_id, host=host, file=file, way=way, got=got,
-                   copied=copied, gives=gives)
-
-
-class SnapshotCalls:
-    """Those of rpcapi.StorageAPI, which sends them."""
-
-    def _call(self, method: str, **arguments: Any) -> Any:
-        raise NotImplementedError
-
-    def begin_snapshot(self, image_id: str, snapshot_id: str, host: str, certificate: str,
-                       token: str, virtual_bytes: int) -> dict[str, Any]:
-        """Have a snapshot be made that shares with its base, or ask how far that is.
-
-        It is asked again and again, also while the host sends: who is silent is given up.
-
-        :param image_id: of which the server was made.
-        :param snapshot_id: the image that the snapshot becomes; it waits for its data.
-        :param certificate: as of :meth:`plan_boot`.
-        :param token: a secret of the host's own, by which it is known to be the same.
-        :param virtual_bytes: size of the server's disk.
-        :returns: ``refused`` (why it goes stock Nova's way, in one line); or, once it can be
-            written, ``server`` and ``tls`` (as of ``plan_boot``), ``export``, ``disk_format``
-            (of the image that it becomes), ``image_hash`` and ``base_export`` (of what content the
-            base is, likewise); nothing of these before.
-        """
-        answer: dict[str, Any] = self._call(
-            'begin_snapshot', image_id=image_id, snapshot_id=snapshot_id, host=host,
-            certificate=certificate, token=token, virtual_bytes=virtual_bytes)
-        return answer
-
-    def finish_snapshot(self, snapshot_id: str, token: str) -> dict[str, Any]:
-        """Tell that all of a snapshot was sent, or ask how far it is.
-
-        :param token: as of :meth:`begin_snapshot`.
-        :returns: ``refused``, as there; or, once Glance can have it, ``url``, or ``upload`` where
-            no store of Glance registers it (see :meth:`upload_snapshot`); nothing before.
-        """
-        answer: dict[str, Any] = self._call('finish_snapshot', snapshot_id=snapshot_id, token=token)
-        return answer
-
-    def upload_snapshot(self, snapshot_id: str, token: str) -> dict[str, Any]:
-        """Have a finished snapshot be uploaded, or ask how far that is.
-
-        The image waits for its data, and has its formats: Nova has told Glance of it. It gets no
-        location.
-
-        :param token: as of :meth:`begin_snapshot`.
-        :returns: ``refused``, as there; or, once Glance has it, ``uploaded``; nothing before.
-        """
-        answer: dict[str, Any] = self._call('upload_snapshot', snapshot_id=snapshot_id, token=token)
-        return answer
-
-    def abandon_snapshot(self, snapshot_id: str, token: str) -> bool:
-        """Have a snapshot be removed that Glance is not, or was not, told of.
-
-        :param token: as of :meth:`begin_snapshot`.
-        :returns: whether nothing is left of it by now.
-        """
-        gone: bool = self._call('abandon_snapshot', snapshot_id=snapshot_id, token=token)
-        return gone
-
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
@@ -220,7 +92,7 @@ def get_transport(conf: cfg.ConfigOpts) -> messaging.Transport:
                              f' driver here; {like}')
 
 
-class StorageAPI(ExchangeCalls, SnapshotCalls):
+class StorageAPI:
     """Client of the storage service.
 
     Calls raise oslo.messaging's MessagingTimeout if nobody answers, MessageDeliveryFailure if the
@@ -439,7 +311,7 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             the epoch), ``seen`` (seconds since the host's report) and ``leaving`` (it is to let go
             of it); ``exchanged``, of hosts that asked for a file by exchange, as they tell:
             ``file`` (cache image, full base), ``size``, ``to``,
-            ``way`` (one of ``rpcexchange.WAYS``), ``copied`` (bytes from the storage node's
+            ``way`` (one of ``WAYS``), ``copied`` (bytes from the storage node's
             exporter) and ``got`` (``[host, bytes]``, the host empty for the storage node's
             exchange).
         """
@@ -505,3 +377,117 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
         """
         answer: bool = self._call('delete_image', image_id=image_id)
         return answer
+
+    # Of the exchange.
+
+    def exchange_cache(self, image_id: str, host: str, sha256: str, address: str, port: int,
+                       rack: str) -> dict[str, Any] | None:
+        """Ask from whom a cache image can be had that ``plan_boot`` offers; others are told of us.
+
+        :param sha256: of its file.
+        :param address: of this host's exchange, as is the port.
+        :param rack: that the host is in; empty if it does not know.
+        :returns: ``torrent`` (in base64), ``peers`` (``[address, port]`` of each) and ``reserve``
+            (likewise, for when these do not go on); None if it is to be copied.
+        """
+        answer: dict[str, Any] | None = self._call(
+            'exchange_cache', seconds=_EXCHANGE_SECONDS,
+            # It waits for another process than the service's own.
+            counts=False, image_id=image_id, host=host, sha256=sha256, address=address, port=port,
+            rack=rack)
+        return answer
+
+    def exchange_base(self, image_id: str, host: str, image_hash: str, address: str, port: int,
+                      rack: str) -> dict[str, Any] | None:
+        """Ask from whom an image's stored file can be had, as ``exchange_cache`` does.
+
+        :param image_hash: of the file, as ``serve_stored`` tells it.
+        :returns: also ``slot``: whether the storage node is among those, and the host has a slot
+            for that, as by ``take_slot``. Or ``{'wait': True}``: the file is being read, and it is
+            to be asked again; with ``again``: nobody else has it yet, and others have all slots;
+            it is to be asked again in so many seconds.
+        """
+        answer: dict[str, Any] | None = self._call(
+            'exchange_base', seconds=_EXCHANGE_SECONDS, counts=False, image_id=image_id, host=host,
+            image_hash=image_hash, address=address, port=port, rack=rack)
+        return answer
+
+    def take_slot(self, host: str) -> float:
+        """Ask for leave to get full bases from the storage node.
+
+        :returns: 0 if the host has it. If others do: the seconds in which to ask again; the host
+            keeps its place among those that wait if it does.
+        """
+        answer: float = self._call('take_slot', host=host)
+        return answer
+
+    def hold_slot(self, host: str, holds: bool) -> None:
+        """Tell that a host uses its slot, or (``holds`` False) that it needs none any more."""
+        self._cast('hold_slot', host=host, holds=holds)
+
+    def report_exchange(self, image_id: str, host: str, file: str, way: str,
+                        got: list[list[Any]], copied: int, gives: bool) -> None:
+        """Tell how a file came that was asked for by exchange; all of it is there.
+
+        :param file: the SHA-256 of a cache image, or the hash of a stored file.
+        :param way: one of ``WAYS``.
+        :param got: ``[address, bytes]`` of those that gave most.
+        :param copied: bytes that the storage node's exporter gave.
+        :param gives: whether the host gives it to others.
+        """
+        self._cast('report_exchange', image_id=image_id, host=host, file=file, way=way, got=got,
+                   copied=copied, gives=gives)
+
+    # Of snapshots.
+
+    def begin_snapshot(self, image_id: str, snapshot_id: str, host: str, certificate: str,
+                       token: str, virtual_bytes: int) -> dict[str, Any]:
+        """Have a snapshot be made that shares with its base, or ask how far that is.
+
+        It is asked again and again, also while the host sends: who is silent is given up.
+
+        :param image_id: of which the server was made.
+        :param snapshot_id: the image that the snapshot becomes; it waits for its data.
+        :param certificate: as of :meth:`plan_boot`.
+        :param token: a secret of the host's own, by which it is known to be the same.
+        :param virtual_bytes: size of the server's disk.
+        :returns: ``refused`` (why it goes stock Nova's way, in one line); or, once it can be
+            written, ``server`` and ``tls`` (as of ``plan_boot``), ``export``, ``disk_format``
+            (of the image that it becomes), ``image_hash`` and ``base_export`` (of what content the
+            base is, likewise); nothing of these before.
+        """
+        answer: dict[str, Any] = self._call(
+            'begin_snapshot', image_id=image_id, snapshot_id=snapshot_id, host=host,
+            certificate=certificate, token=token, virtual_bytes=virtual_bytes)
+        return answer
+
+    def finish_snapshot(self, snapshot_id: str, token: str) -> dict[str, Any]:
+        """Tell that all of a snapshot was sent, or ask how far it is.
+
+        :param token: as of :meth:`begin_snapshot`.
+        :returns: ``refused``, as there; or, once Glance can have it, ``url``, or ``upload`` where
+            no store of Glance registers it (see :meth:`upload_snapshot`); nothing before.
+        """
+        answer: dict[str, Any] = self._call('finish_snapshot', snapshot_id=snapshot_id, token=token)
+        return answer
+
+    def upload_snapshot(self, snapshot_id: str, token: str) -> dict[str, Any]:
+        """Have a finished snapshot be uploaded, or ask how far that is.
+
+        The image waits for its data, and has its formats: Nova has told Glance of it. It gets no
+        location.
+
+        :param token: as of :meth:`begin_snapshot`.
+        :returns: ``refused``, as there; or, once Glance has it, ``uploaded``; nothing before.
+        """
+        answer: dict[str, Any] = self._call('upload_snapshot', snapshot_id=snapshot_id, token=token)
+        return answer
+
+    def abandon_snapshot(self, snapshot_id: str, token: str) -> bool:
+        """Have a snapshot be removed that Glance is not, or was not, told of.
+
+        :param token: as of :meth:`begin_snapshot`.
+        :returns: whether nothing is left of it by now.
+        """
+        gone: bool = self._call('abandon_snapshot', snapshot_id=snapshot_id, token=token)
+        return gone

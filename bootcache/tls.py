@@ -180,18 +180,19 @@ def mismatch(directory: str, host: str) -> str:
 
 def _cure(directory: str, name: str, endpoint: Endpoint, error: OSError) -> str:
     if isinstance(error, PermissionError):
-        return f'let user {_user()} read it, and enter its folder'
+        return f'let user {user()} read it, and enter its folder'
     if name == REVOKED:
         return 'it is to be the CA\'s list of revoked certificates, or not to be there'
     if not os.path.isdir(directory):
         return f'make that folder, and put {CA}, {endpoint.value}-cert.pem and' \
-            f' {endpoint.value}-key.pem there, for user {_user()} to read'
+            f' {endpoint.value}-key.pem there, for user {user()} to read'
     what = 'the CA\'s certificate' if name == CA \
         else f'the {endpoint.value}\'s certificate and key'
-    return f'put {what} there, as {name}, for user {_user()} to read'
+    return f'put {what} there, as {name}, for user {user()} to read'
 
 
-def _user() -> str:
+def user() -> str:
+    """Return the name of the user as whom this process runs, or the number of one without."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -106,30 +106,29 @@ def clip(extents: Iterable[Extent], budget: int) -> list[Extent]:
     return kept
 
 
-def union(first: Sequence[Extent], second: Iterable[Extent], granularity: int,
-          virtual_bytes: int) -> list[Extent]:
-    """Return the extents of ``first`` and, after them, what only ``second`` has, aligned."""
-    return align([*first, *second], granularity, virtual_bytes)
+def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans, from begin to end each, ascending; those that touch or overlap become one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
 
 
 def uncovered(wanted: Iterable[Extent], have: Iterable[Extent]) -> int:
     """Return how many bytes of ``wanted`` (which does not overlap itself) are not in ``have``."""
-    spans = sorted((extent.offset, extent.end) for extent in have)
-    joined: list[tuple[int, int]] = []
-    for start, end in spans:
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
+    spans = joined((extent.offset, extent.end) for extent in have)
     missing = 0
     position = 0
     for extent in sorted(wanted, key=lambda item: item.offset):
         missing += extent.length
-        while position < len(joined) and joined[position][1] <= extent.offset:
+        while position < len(spans) and spans[position][1] <= extent.offset:
             position += 1
         index = position
-        while index < len(joined) and joined[index][0] < extent.end:
-            missing -= min(extent.end, joined[index][1]) - max(extent.offset, joined[index][0])
+        while index < len(spans) and spans[index][0] < extent.end:
+            missing -= min(extent.end, spans[index][1]) - max(extent.offset, spans[index][0])
             index += 1
     return missing
 
@@ -213,15 +212,11 @@ class WorkingSet:
         return cls(image_id, image_hash, virtual_bytes, granularity,
                    tuple(align(extents, granularity, virtual_bytes)))
 
-    def wire_extents(self) -> list[list[Any]]:
-        """Return the extents as lists for JSON and RPC."""
-        return to_wire(self.extents)
-
     def to_json(self) -> dict[str, Any]:
         """Return the document that doc/source/formats.rst describes."""
         return {'version': VERSION, 'image_id': self.image_id, 'image_hash': self.image_hash,
                 'virtual_bytes': self.virtual_bytes, 'granularity': self.granularity,
-                'extents': self.wire_extents()}
+                'extents': to_wire(self.extents)}
 
     @classmethod
     def from_json(cls, document: Any) -> 'WorkingSet':

@@ -12,32 +12,29 @@ _LEAST_BUDGET = 5
 class Served:
     """What of an image is served.
 
-    :ivar recording: boots are recorded, and reports of them taken.
-    :ivar build: cache images are built.
+    What else the page tells of follows: boots are recorded, and cache images built, where hosts are
+    given them; servers that run from the base and are not settled read it in any case.
+
     :ivar cache_image: hosts are given its cache image.
-    :ivar base_running: the base, to servers that run from it and are not settled.
     :ivar base_to_settle: all of the base, to hosts that settle such servers.
     :ivar hosts_keep: hosts keep a cache image that no server needs.
     """
 
-    recording: bool
-    build: bool
     cache_image: bool
-    base_running: bool
     base_to_settle: bool
     hosts_keep: bool
 
 
 # The page about it: operations.rst, "On an image".
 _SERVED = {
-    Availability.ACTIVE: Served(True, True, True, True, True, True),
-    Availability.HIDDEN: Served(True, True, True, True, True, True),
-    Availability.MEMBER_REMOVED: Served(True, True, True, True, True, False),
-    Availability.DEACTIVATED: Served(False, False, False, True, False, False),
-    Availability.OFF: Served(False, False, False, True, False, False),
-    Availability.MISSING: Served(False, False, False, True, True, True),
-    Availability.DELETION_NOTIFIED: Served(False, False, False, True, True, True),
-    Availability.DELETED: Served(False, False, False, True, True, False),
+    Availability.ACTIVE: Served(True, True, True),
+    Availability.HIDDEN: Served(True, True, True),
+    Availability.MEMBER_REMOVED: Served(True, True, False),
+    Availability.DEACTIVATED: Served(False, False, False),
+    Availability.OFF: Served(False, False, False),
+    Availability.MISSING: Served(False, True, True),
+    Availability.DELETION_NOTIFIED: Served(False, True, True),
+    Availability.DELETED: Served(False, True, False),
 }
 
 

@@ -294,40 +294,6 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
     :param has_hosts: a compute host with the driver is known; without, no boot can be recorded.
     :param again: what kept its content from being taken has gone.
     """
-    forced = forced or is_forced(manifest)
-    decision = _decide(image, manifest, default_quota, max_quota, default_marker, build_snapshots,
-                       verifies, forced, profile_boots
-                       and not properties.is_snapshot(image.properties), booting, again)
-    if decision.action is ImageAction.RECORD and not has_hosts:
-        return ImageDecision(ImageAction.AWAIT, AWAITED_ANEW if forced else AWAITED,
-                             decision.policy)
-    return decision
-
-
-def is_owners_change(image: ImageFacts, known: Manifest | None) -> bool:
-    """Tell whether an image is to be taken up as its owner has registered or changed it.
-
-    Not where it was taken up before, and waits, or where it is looked at by other rules.
-    """
-    if known is None or known.reason == TOO_MANY_CHANGES:
-        return True
-    return known.reason != OTHER_RULES \
-        and not (known.standing is Standing.WANTED and known.image_hash == image.image_hash)
-
-
-def too_many_changes(policy: Policy) -> ImageDecision:
-    """Return a decision that begins nothing yet, as the owner has changed too many images."""
-    return ImageDecision(ImageAction.AWAIT, TOO_MANY_CHANGES, policy)
-
-
-def is_forced(manifest: Manifest | None) -> bool:
-    """Tell whether an operator has asked for a new recording, which waits for a host."""
-    return manifest is not None and manifest.reason == AWAITED_ANEW
-
-
-def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, max_quota: int,
-            default_marker: str, build_snapshots: bool, verifies: bool, forced: bool,
-            profile_boots: bool, booting: bool, again: bool) -> ImageDecision:
     try:
         policy = properties.parse(image.properties, default_quota=default_quota,
                                   max_quota=max_quota, default_marker=default_marker)
@@ -346,7 +312,10 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
     reason = skip_reason(image, build_snapshots, verifies)
     if reason:
         return ImageDecision(ImageAction.SKIP, reason)
-    record = ImageDecision(ImageAction.RECORD, policy=policy)
+    forced = forced or is_forced(manifest)
+    profile_boots = profile_boots and not properties.is_snapshot(image.properties)
+    record = ImageDecision(ImageAction.RECORD, policy=policy) if has_hosts else ImageDecision(
+        ImageAction.AWAIT, AWAITED_ANEW if forced else AWAITED, policy)
     first = record if profile_boots and not booting \
         else ImageDecision(ImageAction.SERVE, policy=policy)
     nothing = ImageDecision(ImageAction.NOTHING, policy=policy)
@@ -381,3 +350,19 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
         # The latter where its building was not begun, or not ended, before a restart.
         return ImageDecision(ImageAction.REBUILD, policy=policy)
     return nothing
+
+
+def is_owners_change(image: ImageFacts, known: Manifest | None) -> bool:
+    """Tell whether an image is to be taken up as its owner has registered or changed it.
+
+    Not where it was taken up before, and waits, or where it is looked at by other rules.
+    """
+    if known is None or known.reason == TOO_MANY_CHANGES:
+        return True
+    return known.reason != OTHER_RULES \
+        and not (known.standing is Standing.WANTED and known.image_hash == image.image_hash)
+
+
+def is_forced(manifest: Manifest | None) -> bool:
+    """Tell whether an operator has asked for a new recording, which waits for a host."""
+    return manifest is not None and manifest.reason == AWAITED_ANEW

@@ -21,7 +21,8 @@ BOUNDED = (
     # Reports that are expected, for as long as a boot may take.
     'glance_bootcache.images.reportedboots.',
     # Of the growing store that was looked at last, until another one is.
-    'bootcache.growingstore.GrowingStore.', 'bootcache.recorder.Sample',
+    'nova_bootcache.gateway.sharedstore.SharedStore.', 'bootcache.recording.Recording.',
+    'bootcache.recorder.Sample',
 )
 # Beside a cache image: what is noted of it, which its quota does not count.
 _UNCOUNTED = ('.json', '.tmp')

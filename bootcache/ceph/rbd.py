@@ -28,6 +28,9 @@ _COMMAND_SECONDS = 60
 # After a failure Ceph is left alone for so long, as each that asks waits.
 _PAUSE_SECONDS = 30
 _PIECE = 1 << 20
+# Begins the names of files with a clone's first bytes, and of nothing else in their directory. What
+# any format is known by is in so many.
+HEAD, _HEAD_BYTES = 'look-', 4 << 20
 # At a clone's parent, until it stays as it is.
 _LOOKS = 3
 _SAID_BYTES = 2000
@@ -76,19 +79,21 @@ class Rbd:
         self._fsid = ''
         self._health = Breaker(1, _PAUSE_SECONDS)
 
-    def clone(self, parent: RbdSnapshot, clone: RbdClone) -> None:
+    def clone(self, parent: RbdSnapshot, clone: RbdClone, features: str = 'layering',
+              *options: str) -> None:
         """Clone a snapshot. It takes no space, and outlives its parent's deletion in Glance.
 
         Nobody protects the snapshot for that: it is a clone of version 2, of Ceph 13 and later.
 
+        :param options: more of rbd's.
         :raises RbdAbsent: if there is no such snapshot.
         :raises RbdRefused: if the user may not.
         :raises RbdNoKey: if Ceph does not take this for the user.
         :raises Interrupted: if Ceph does not answer.
         :raises BootcacheError: if it says no for another reason.
         """
-        self._run('rbd', 'clone', '--rbd-default-clone-format', '2', '--image-feature', 'layering',
-                  '--pool', parent.pool, '--image', parent.image, '--snap', parent.name,
+        self._run('rbd', 'clone', '--rbd-default-clone-format', '2', '--image-feature', features,
+                  *options, '--pool', parent.pool, '--image', parent.image, '--snap', parent.name,
                   '--dest-pool', clone.pool, '--dest-namespace', clone.namespace,
                   '--dest', clone.name)
 
@@ -211,6 +216,25 @@ class Rbd:
                 process.kill()
                 stream.close()
                 process.wait()
+
+    @contextlib.contextmanager
+    def head(self, clone: RbdClone, directory: str, check: Callable[[], None]) -> Iterator[str]:
+        """Give the path of a file of a clone's size, with the first bytes of it, and holes.
+
+        :param directory: for such a file, which is gone at the end of the block.
+        :param check: called between pieces; raises to give it up.
+        :raises Interrupted: if the clone cannot be read; others as of ``clone``.
+        """
+        size = self.size(clone)
+        with tempfile.NamedTemporaryFile(prefix=HEAD, dir=directory) as file:
+            with self.reading(clone, check) as pieces:
+                for piece in pieces:
+                    file.write(piece)
+                    if file.tell() >= _HEAD_BYTES:
+                        break
+            file.truncate(size)
+            file.flush()
+            yield file.name
 
     def _command(self, program: str, *arguments: str) -> list[str]:
         return ['env', 'LC_ALL=C', program, '--conf', self.conf, '--id', self.user,

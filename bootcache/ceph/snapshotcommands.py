@@ -13,9 +13,9 @@ from bootcache.ceph.rbd import Rbd, RbdAbsent, place
 SNAPSHOT = 'snap'
 # Bytes of an object. The first write to one copies all of it from the parent: with the 8 MiB of
 # Glance's images 30 MB of changes in a hundred places store a GB.
-_OBJECT = '64K'
+SMALL = '64K'
 # Of a copy that is written once, as a whole.
-_LARGE_OBJECT = '4M'
+LARGE = '4M'
 # With a map of its objects: without one all that there could be are asked for when it is removed,
 # 16,384 for each GiB, which took more than a minute; and QEMU asks for each before the parent.
 _FEATURES = 'layering,exclusive-lock,object-map'
@@ -35,21 +35,11 @@ class SnapshotCommands(Rbd):
         unfenced = ('--rbd_blocklist_on_break_lock', 'false') if program == 'rbd' else ()
         return super()._command(program, *unfenced, *arguments)
 
-    def clone_small(self, parent: RbdSnapshot, clone: RbdClone) -> None:
-        """Clone a snapshot, into small objects."""
-        self._clone(parent, clone, _OBJECT)
-
-    def clone_large(self, parent: RbdSnapshot, clone: RbdClone) -> None:
-        """Clone a snapshot, into objects for what is to be copied as a whole."""
-        self._clone(parent, clone, _LARGE_OBJECT)
-
-    def _clone(self, parent: RbdSnapshot, clone: RbdClone, object_size: str) -> None:
-        self._run('rbd', 'clone', '--rbd-default-clone-format', '2', '--image-feature', _FEATURES,
-                  # Without the stripe's unit it is refused: that would be larger than an object.
-                  '--object-size', object_size, '--stripe-unit', object_size, '--stripe-count', '1',
-                  '--pool', parent.pool, '--image', parent.image, '--snap', parent.name,
-                  '--dest-pool', clone.pool, '--dest-namespace', clone.namespace,
-                  '--dest', clone.name)
+    def clone_into(self, parent: RbdSnapshot, clone: RbdClone, object_size: str) -> None:
+        """Clone a snapshot, into objects of a size: ``SMALL`` or ``LARGE``."""
+        # Without the stripe's unit it is refused: that would be larger than an object.
+        self.clone(parent, clone, _FEATURES, '--object-size', object_size,
+                   '--stripe-unit', object_size, '--stripe-count', '1')
 
     def flattening(self, clone: RbdClone, said: IO[bytes]) -> 'subprocess.Popen[bytes]':
         """Begin to copy into a clone what it has of its parent, until it has none.

@@ -13,7 +13,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, savefile
+from bootcache import exception, savefile, workingset
 from bootcache.exchange import control, patience
 from bootcache.exchange.patience import Help, Stillness
 
@@ -142,14 +142,9 @@ class ExchangeClient:
         """Return the parts of a file that are not here yet: offset and length in bytes."""
         told = self._ask('pieces', name=name)
         size = told['piece_bytes']
-        found: list[tuple[int, int]] = []
-        for number, is_there in enumerate(told['there']):
-            if is_there == '0':
-                if found and sum(found[-1]) == number * size:
-                    found[-1] = found[-1][0], found[-1][1] + size
-                else:
-                    found.append((number * size, size))
-        return found
+        return [(begin, end - begin) for begin, end in workingset.joined(
+            (number * size, (number + 1) * size)
+            for number, is_there in enumerate(told['there']) if is_there == '0')]
 
     def files(self) -> dict[str, Any]:
         """Tell of all files, and how much was got and given since the process started."""
@@ -173,7 +168,7 @@ class Exchanged:
     :ivar peers: who has pieces of it, or is about to.
     :ivar reserve: who is asked as well when these do not go on: the storage node.
     :ivar has_slot: whether the storage service has given a slot with it; see ``take_slot`` in
-        rpcexchange.
+        rpcapi.
     """
 
     torrent: bytes

@@ -106,7 +106,7 @@ class BuildFile(Showing):
         try:
             extents, found = direct.record(
                 base, str(uuid.uuid4()),
-                properties.Policy('auto', parsed_args.quota, parsed_args.marker),
+                properties.Policy(parsed_args.quota, parsed_args.marker),
                 ending.BootLimits(parsed_args.quota, 20, parsed_args.silence, parsed_args.timeout),
                 direct.Machine(parsed_args.connection, parsed_args.memory,
                                allow_tcg=parsed_args.allow_tcg, disk_limit=parsed_args.disk_limit,

@@ -11,7 +11,7 @@ from bootcache import exception, rpcapi
 from bootcache.quoting import one_line
 from glance_bootcache.cli.arguments import image_id
 from glance_bootcache.cli.client import Away
-from glance_bootcache.cli.listing import Listing, names
+from glance_bootcache.cli.listing import Listing
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
@@ -30,10 +30,6 @@ class Clean(Listing):
     """
 
     nothing = 'no image in Glance has such a property'
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._failed: list[str] = []
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
@@ -73,13 +69,6 @@ class Clean(Listing):
             progress.end()
         return ('image_id', 'name', 'properties', 'outcome'), rows
 
-    def produce_output(self, parsed_args: argparse.Namespace, column_names: Any, data: Any) -> int:
-        """Give the table out, then fail if an image has its properties still."""
-        code = super().produce_output(parsed_args, column_names, data)
-        if self._failed:
-            raise exception.BootcacheError(f'not cleaned: {names(self._failed)}')
-        return code
-
     def _refuse_if_served(self) -> None:
         try:
             self.app.storage_api().get_image(rpcapi.NO_IMAGE)
@@ -98,13 +87,14 @@ class Clean(Listing):
         try:
             after = image and images.publish(image_id, {}, _may_write)
         except _ERRORS as error:
-            self._failed.append(f'{image_id} ({one_line(error)})')
+            self.complaints.append(f'not cleaned: {image_id} ({one_line(error)})')
             return FAILED
         if after is None:
-            self._failed.append(f'{image_id} (Glance does not have it)')
+            self.complaints.append(f'not cleaned: {image_id} (Glance does not have it)')
             return MISSING
         if glance_images.published(after):
-            self._failed.append(f'{image_id} (Glance is at work on it; try again when it is done)')
+            self.complaints.append(f'not cleaned: {image_id} (Glance is at work on it; try again'
+                                   ' when it is done)')
             return FAILED
         return REMOVED
 

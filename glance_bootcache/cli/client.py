@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import pwd
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -11,12 +10,11 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_messaging import opts as messaging_opts
 
+from bootcache import bus, exception, optionfault, rpcapi, tls
 from bootcache import conf as bootcache_conf
-from bootcache import exception, optionfault, rpcapi
 from bootcache.exception import ConfigurationError
 from bootcache.quoting import one_line
 
-_BUS_LIBRARIES = ('amqp', 'kombu')
 # AMQP's codes: access refused, and not allowed.
 _REFUSALS = (403, 530)
 # What an oslo.messaging server answers that was written before a method, or before its version.
@@ -70,7 +68,7 @@ class ServiceClient:
                 raise Refused(
                     f'the storage service refused: {one_line(error.value)}') from error
             except Exception as error:
-                if type(error).__module__.partition('.')[0] not in _BUS_LIBRARIES:
+                if not bus.is_transports(error):
                     raise
                 # oslo.messaging passes on what a broker answers that does not let us in.
                 raise self._not_let_in(error) from error
@@ -83,8 +81,7 @@ class ServiceClient:
 
 def _is_refusal(error: BaseException | None) -> bool:
     """Tell whether a broker has answered that it does not let us in, or not to the virtual host."""
-    return type(error).__module__.partition('.')[0] in _BUS_LIBRARIES \
-        and getattr(error, 'code', None) in _REFUSALS
+    return bus.is_transports(error) and getattr(error, 'code', None) in _REFUSALS
 
 
 def _too_old() -> TooOld:
@@ -127,7 +124,7 @@ def read(conf: cfg.ConfigOpts, prog: str, arguments: Sequence[str] = (),
             f'configuration: there is no file {_named(error)}; name the storage service\'s'
             ' configuration with --config-file') from error
     except cfg.ConfigFilesPermissionDeniedError as error:
-        user = _user()
+        user = tls.user()
         raise ConfigurationError(
             f'configuration: {_named(error)} may not be read by user {user}; it has passwords, so'
             f' run {prog} as root or as the storage service\'s user (glance, if its unit was not'
@@ -148,7 +145,7 @@ def check_transport(conf: cfg.ConfigOpts) -> None:
     if not url and conf.get_location('transport_url').location is cfg.Locations.opt_default:
         if not conf.config_file and os.path.isdir(FOLDER) and not os.access(FOLDER, os.X_OK):
             raise ConfigurationError(
-                f'configuration: user {_user()} may not look into {FOLDER}; what is in it has'
+                f'configuration: user {tls.user()} may not look into {FOLDER}; what is in it has'
                 ' passwords, so run this as root or as the storage service\'s user (glance, if its'
                 ' unit was not changed), or name another file with --config-file')
         raise ConfigurationError(
@@ -170,10 +167,3 @@ def _read(conf: cfg.ConfigOpts) -> str:
         return ', '.join(found)
     return ('any configuration file, as none was found (bootcache.conf in ~/.bootcache, ~,'
             ' /etc/bootcache or /etc; --config-file names another)')
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

@@ -1,6 +1,5 @@
 """What ``bootcache snapshot`` and ``bootcache resume`` share."""
 
-import argparse
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,14 +16,7 @@ _MOST_TRIES = 20
 
 
 class DeploymentLister(Listing):
-    """What came of each server is a table; the error, if there is one, follows the table.
-
-    :ivar complaints: what did not come; each names the server.
-    """
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.complaints: list[str] = []
+    """What came of each server is a table."""
 
     def add_limits(self, parser: Any, at_once: int, what: str, timeout: int, each: str) -> None:
         """Add the options that bound it."""
@@ -61,14 +53,6 @@ class DeploymentLister(Listing):
         """Have a signal that ends the command be one that lets it end in order."""
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _frame: sys.exit(128 + number))
-
-    def produce_output(self, parsed_args: argparse.Namespace, column_names: Sequence[str],
-                       data: Any) -> int:
-        """Give the table out, then fail if there is something to complain of."""
-        code = super().produce_output(parsed_args, column_names, data)
-        if self.complaints:
-            raise BootcacheError(names(self.complaints))
-        return code
 
 
 def of_aggregates(cloud: Cloud, wanted: Sequence[str]) -> tuple[str, ...]:

@@ -59,6 +59,8 @@ class Listing(lister.Lister):  # type: ignore[misc]
 
     What programs read, as JSON, is as it is, also where there is no value.
 
+    :ivar complaints: what did not come, which is the error that follows the table; each names the
+        things at fault.
     :ivar nothing: what is told of an empty list; empty where something else tells it.
     :ivar unnamed: what stands in a table where a column has no value, by the column's name.
     """
@@ -67,9 +69,13 @@ class Listing(lister.Lister):  # type: ignore[misc]
     unnamed: Mapping[str, str] = {}
     formatter: Any
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.complaints: list[str] = []
+
     def produce_output(self, parsed_args: argparse.Namespace, column_names: Sequence[str],
                        data: Iterable[Sequence[Any]]) -> int:
-        """Give it out."""
+        """Give it out, then fail if there is something to complain of."""
         rows = list(data)
         known = {_plain(name) for name in column_names}
         if unknown := [name for name in parsed_args.sort_columns if _plain(name) not in known]:
@@ -78,12 +84,16 @@ class Listing(lister.Lister):  # type: ignore[misc]
                                            f' there are {", ".join(column_names)}')
         if not rows and self.nothing and self.app.options.verbose_level:
             self.app.stderr.write(f'{self.nothing}\n')
-        if parsed_args.formatter == _TABLE:
-            if not rows and not parsed_args.print_empty:
-                # cliff gives out an empty line.
-                return 0
+        code, is_table = 0, parsed_args.formatter == _TABLE
+        if is_table:
             self.formatter = _InWords(self.formatter, self.unnamed)
-        return int(super().produce_output(parsed_args, column_names, rows) or 0)
+        # Of an empty table cliff gives out an empty line.
+        if rows or parsed_args.print_empty or not is_table:
+            code = int(super().produce_output(parsed_args, column_names, rows) or 0)
+        if self.complaints:
+            # As one thing may be wrong with several of them.
+            raise exception.BootcacheError(names(list(dict.fromkeys(self.complaints)), '; '))
+        return code
 
 
 def _plain(column: str) -> str:
@@ -185,23 +195,16 @@ _PERIOD_SECONDS = 1.0
 _MOST_NAMES = 20
 
 
-def names(some: Sequence[str]) -> str:
+def names(some: Sequence[str], between: str = ', ') -> str:
     """Return names for a message, the rest counted if there are many."""
     more = len(some) - _MOST_NAMES
-    return ', '.join(some[:_MOST_NAMES]) + (f' and {more} more' if more > 0 else '')
+    return between.join(some[:_MOST_NAMES]) + (f' and {more} more' if more > 0 else '')
 
 
 class WaitingLister(Listing):
-    """What came of it is a table; the error, if there is one, follows the table.
-
-    :ivar complaints: what did not come; each names the things at fault.
-    """
+    """What came of it is a table, once it has been waited for."""
 
     default_timeout: int
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.complaints: list[str] = []
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
@@ -214,15 +217,6 @@ class WaitingLister(Listing):
                             metavar='SECONDS',
                             help=f'how long to wait (default: {self.default_timeout})')
         return parser
-
-    def produce_output(self, parsed_args: argparse.Namespace, column_names: Sequence[str],
-                       data: Any) -> int:
-        """Give the table out, then fail if there is something to complain of."""
-        code = super().produce_output(parsed_args, column_names, data)
-        if self.complaints:
-            # As one thing may be wrong with several images.
-            raise exception.BootcacheError('; '.join(dict.fromkeys(self.complaints)))
-        return code
 
     def ask_each(self, images: Sequence[str], ask: Callable[[str], Any]) -> dict[str, Any]:
         """Ask for each image; one that is refused is complained of, and stops no other.

@@ -74,18 +74,10 @@ def _fixed(addresses: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def mark(checkpoint: str, suffix: str) -> str:
-    """Return the metadata of servers that were resumed together.
-
-    With another suffix a checkpoint is another deployment, beside the first one.
-    """
-    return f'{checkpoint}{suffix}'
-
-
 def request(saved: SavedServer, marked: str, keys: set[str]) -> tuple[dict[str, Any], list[str]]:
     """Return more arguments for novaclient's create, and what is not given again, in words.
 
-    :param marked: of :func:`mark`.
+    :param marked: the metadata of servers that were resumed together.
     :param keys: names of the user's key pairs.
     """
     more: dict[str, Any] = {'meta': {**saved.metadata, RESUMED: marked}}
@@ -203,7 +195,8 @@ class Restart:
         self._at_once = at_once
         self._tries = tries
         self._timeout = timeout
-        self._mark = mark(checkpoint.checkpoint_id, placing.suffix)
+        # With another suffix a checkpoint is another deployment, beside the first one.
+        self._mark = f'{checkpoint.checkpoint_id}{placing.suffix}'
         self._stopped = threading.Event()
 
     def run(self) -> list[Outcome]:

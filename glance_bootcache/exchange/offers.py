@@ -341,7 +341,7 @@ class ExchangeOffers:
         return {**answer, 'slot': has_slot, 'reserve': answer['reserve'] if has_slot else []}
 
     def take_slot(self, sender: str) -> float:
-        """Have a host get full bases from this storage node; see ``take_slot`` in rpcexchange."""
+        """Have a host get full bases from this storage node; see ``take_slot`` in rpcapi."""
         return self._slots.take(sender)
 
     def hold_slot(self, sender: str, holds: bool) -> None:

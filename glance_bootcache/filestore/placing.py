@@ -172,14 +172,14 @@ class Sharing:
                         return False
                     break
                 except PermissionError as error:
-                    self._tell(directory, 'what snapshots have in common is stored again (%s); give'
+                    self.tell(directory, 'what snapshots have in common is stored again (%s); give'
                                ' the service\'s user the right to write to files there', error)
                     break
                 except OSError as error:
                     if not reflink.is_unable(error):
                         LOG.info('snapshot %s: not all of it is shared: %s', entry.image_id, error)
                         break
-                    self._tell(directory, 'its file system shares nothing with files in %s',
+                    self.tell(directory, 'its file system shares nothing with files in %s',
                                os.path.dirname(source))
         return True
 
@@ -194,7 +194,8 @@ class Sharing:
                  entry.image_id, same / 1e6)
         return True
 
-    def _tell(self, path: str, text: str, *words: object) -> None:
+    def tell(self, path: str, text: str, *words: object) -> None:
+        """Log something about a directory, once."""
         if f'{path}{text}' not in self._told:
             self._told.add(f'{path}{text}')
             LOG.warning('%s: ' + text, path, *words)

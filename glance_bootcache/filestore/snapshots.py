@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from oslo_config import cfg
-from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
@@ -39,8 +38,6 @@ _COPY_RATE, _COPY_GRACE = 20 << 20, 30
 # For which a round of upkeep shares what was uploaded; the rest is left to the next.
 _ROUND_SECONDS = 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +61,9 @@ class FileSnapshots:
     :param registrars: tells which of Glance's stores registers what is put into a directory.
     """
 
+    # What it is called in records and logs.
+    name = 'file'
+
     def __init__(self, conf: cfg.ConfigOpts, registrars: Registrars):
         group = conf[bootcache_conf.GROUP]
         self._store_directories = [path for path in group.glance_store_dirs if path]
@@ -74,12 +74,6 @@ class FileSnapshots:
         self._own = os.path.join(group.state_dir, 'snapshots')
         self._journal = Journal(self._own)
         self._sharing = Sharing(self._journal, self._store_directories)
-        self._told: set[str] = set()
-
-    @property
-    def name(self) -> str:
-        """What it is called in records and logs."""
-        return 'file'
 
     def refusal(self, base: Manifest) -> str:
         """Return why no snapshot of a base is made here; empty if one may be."""
@@ -200,8 +194,8 @@ class FileSnapshots:
         try:
             placing.hand_over(entry.work, store_directory)
         except PermissionError as error:
-            self._tell(store_directory, 'files there cannot be given to glance-api (%s), and are'
-                       ' uploaded', error)
+            self._sharing.tell(store_directory, 'files there cannot be given to glance-api (%s),'
+                               ' and are uploaded', error)
             placing.trim(entry.work)
             return Stored(path=entry.work)
         placing.trim(entry.work)
@@ -291,9 +285,9 @@ class FileSnapshots:
         # In a store that registers it, if there is one: then it is not uploaded, at least.
         place = next((place for place in found if place.store), _Place(self._own))
         entry = self._noted(base, snapshot_id, place)
-        self._tell(place.directory, 'there are no reflinks of files in %s: each snapshot takes the'
-                   ' space of all of its base, and only the network is saved',
-                   os.path.dirname(entry.base))
+        self._sharing.tell(place.directory, 'there are no reflinks of files in %s: each snapshot'
+                           ' takes the space of all of its base, and only the network is saved',
+                           os.path.dirname(entry.base))
         stored = os.stat(entry.base).st_blocks * 512
         placing.check_free(place.directory, stored)
         os.close(os.open(entry.work, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -314,8 +308,8 @@ class FileSnapshots:
             try:
                 directory = placing.work_directory(store_directory)
             except OSError as error:
-                self._tell(store_directory, 'nothing can be put there (%s): snapshots are uploaded',
-                           error)
+                self._sharing.tell(store_directory, 'nothing can be put there (%s): snapshots are'
+                                   ' uploaded', error)
                 continue
             store = self._registrars.store_of(store_directory)
             place = _Place(directory, store, store_directory)
@@ -326,9 +320,3 @@ class FileSnapshots:
         """Return where files of snapshots are, as far as they can be read."""
         found = [os.path.join(path, placing.WORK) for path in self._store_directories]
         return [self._own, *(path for path in found if os.access(path, os.R_OK | os.X_OK))]
-
-    def _tell(self, path: str, text: str, *words: object) -> None:
-        """Log something about a directory, once."""
-        if f'{path}{text}' not in self._told:
-            self._told.add(f'{path}{text}')
-            LOG.warning('%s: ' + text, path, *words)

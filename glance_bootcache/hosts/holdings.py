@@ -87,11 +87,6 @@ class HostHoldings:
     rpc: str | None = None
     certificates_end: float | None = None
 
-    @property
-    def lacks_certificates(self) -> bool:
-        """Whether it has no certificates that it can read."""
-        return self.certificates_end is None
-
 
 def parse(report: Any, now: float, refuse: Refuse = pass_over) -> HostHoldings:
     """Read a host's report; what cannot be is left out of it. Pure.
@@ -225,7 +220,7 @@ class Hosts:
             host = self._hosts.get(name)
             if fresh is None and (host is None or host.sender != sender):
                 return {'drop': [], 'resend': True}
-            lacked = host is not None and host.holdings.lacks_certificates
+            lacked = host is not None and host.holdings.certificates_end is None
             if host is None:
                 self._make_room(now)
                 host = self._hosts[name] = _Host(HostHoldings({}, {}), now)
@@ -236,7 +231,7 @@ class Hosts:
                 host.holdings, host.sender = fresh, sender
             images = host.holdings.images
             forgotten = self._bound_held()
-        if self._speaks_tls and fresh is not None and fresh.lacks_certificates and not lacked:
+        if self._speaks_tls and fresh and fresh.certificates_end is None and not lacked:
             LOG.warning('host %s has no certificate that it can read, and the exporter speaks TLS'
                         ' only: new servers there go the stock way; set [bootcache]tls_directory in'
                         ' its nova.conf, or see the log of its nova-compute for what is wrong with'

@@ -95,7 +95,8 @@ class ReportedNeeds:
                        for name, age in savefile.read_table(
                            path, VERSION, _ages, 'hosts tell what they need within a minute'
                        ).items()}
-        self._changed = False
+        # How often something changed, and how many of these changes were written.
+        self._changes = self._written = 0
 
     def note(self, name: str, report: dict[str, Any] | None, refuse: Refuse = pass_over) -> None:
         """Note what a host reports: see ``report_holdings`` in bootcache/rpcapi.py.
@@ -108,17 +109,14 @@ class ReportedNeeds:
         with self._lock:
             known = self._hosts.get(name)
             if report is None:
-                if known is None:
-                    return
-                images = known.images
+                if known is not None:
+                    self._hosts[name] = dataclasses.replace(known, seen=now)
+                return
             if known is None and len(self._hosts) >= MOST_HOSTS:
                 self._make_room(now)
-            if report is None and known is not None:
-                self._hosts[name] = dataclasses.replace(known, seen=now)
-                return
             self._hosts[name] = _Told(now, images)
             if known is None or known.images != images:
-                self._changed = True
+                self._changes += 1
                 self._bound()
 
     def _make_room(self, now: float) -> None:
@@ -170,7 +168,8 @@ class ReportedNeeds:
         """
         now, wall = self._clock(), self._wall()
         with self._lock:
-            if not self._changed and now - self._saved < _WRITE_SECONDS:
+            changes = self._changes
+            if changes == self._written and now - self._saved < _WRITE_SECONDS:
                 return
             self._hosts = {name: host for name, host in self._hosts.items()
                            if host.seen >= now - _FORGET_SECONDS or (
@@ -180,10 +179,5 @@ class ReportedNeeds:
                        'images': None if host.images is None else sorted(host.images),
                        **({'cut': True} if host.is_cut else {})}
                 for name, host in self._hosts.items()}}
-            self._changed, self._saved = False, now
-        try:
-            savefile.write_json(self._path, document)
-        except OSError:
-            with self._lock:
-                self._changed = True
-            raise
+        savefile.write_json(self._path, document)
+        self._written, self._saved = changes, now

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,8 +24,6 @@ from glance_bootcache.decisions import ImageFacts, is_signed
 
 LOG = logging.getLogger(__name__)
 
-# A look at a raw image reads no more of it: what any format is known by is in its first bytes.
-_HEAD_BYTES = 4 << 20
 _SWEEP_SECONDS = 300
 _DOWNLOADED = 'image %s: its base is not read in Ceph, and is got another way: %s'
 
@@ -161,17 +158,8 @@ class CephBases:
         if not places.is_clone(path):
             yield path
             return
-        clone = places.clone_of(path)
-        size = self._rbd.size(clone)
-        with tempfile.NamedTemporaryFile(prefix='look-', dir=directory) as file:
-            with self._rbd.reading(clone, check) as pieces:
-                for piece in pieces:
-                    file.write(piece)
-                    if file.tell() >= _HEAD_BYTES:
-                        break
-            file.truncate(size)
-            file.flush()
-            yield file.name
+        with self._rbd.head(places.clone_of(path), directory, check) as head:
+            yield head
 
     def read_all(self, path: str, check: Callable[[], None]) -> None:
         """Read all of a clone, and keep nothing of it.

@@ -186,6 +186,9 @@ BASES_AT_ONCE = most_of_one(_CONCURRENT_BASES)
 class Jobs:
     """The jobs that are in hand.
 
+    :ivar bases: the turns in which bases are got, ``recordings`` those in which images' boots are
+        recorded, and ``builds`` those in which cache images are built.
+
     :param places: how many images are recorded at a time, and how many are built.
     :param lock: the store's: what is in hand has to agree with the manifests.
     """
@@ -195,12 +198,12 @@ class Jobs:
         self._jobs: dict[str, BuildJob] = {}
         # Bases are got beside profile boots: a server that boots meanwhile needs its base now. All
         # of a base is read, which takes minutes if its owner wants it so.
-        self._bases = Turns(_CONCURRENT_BASES)
+        self.bases = Turns(_CONCURRENT_BASES)
         # What asks Glance, or finds that its base is here, waits for no base of others.
         self._lookers = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_LOOKS)
         # Building takes seconds, or minutes for a large image, and waits for no recording.
-        self._builds = Turns(places)
-        self._recordings = Turns(places)
+        self.builds = Turns(places)
+        self.recordings = Turns(places)
         self._stopping = threading.Event()
 
     def stop(self, wait: bool = True) -> None:
@@ -212,7 +215,7 @@ class Jobs:
         with self._lock:
             for job in self._jobs.values():
                 job.cancel()
-        for executor in (self._lookers, self._bases, self._recordings, self._builds):
+        for executor in (self._lookers, self.bases, self.recordings, self.builds):
             executor.shutdown(wait=wait)
 
     @property
@@ -266,46 +269,20 @@ class Jobs:
             if job is None:
                 return
             job.cancel()
-            for turns in (self._bases, self._recordings, self._builds):
+            for turns in (self.bases, self.recordings, self.builds):
                 work = turns.take_out(image_id)
                 if work is not None:
                     self._lookers.submit(work)
-
-    # What jobs do, each in its thread.
 
     def look(self, work: Callable[[], None]) -> None:
         """Do what takes no longer than a question to another service."""
         self._lookers.submit(work)
 
-    def get_base(self, job: BuildJob, owner: str, work: Callable[[], None]) -> None:
-        """Get a base in its turn.
-
-        :param owner: the project that the image belongs to.
-        """
-        self._bases.submit(job.image_id, owner, work)
-
-    def record(self, job: BuildJob, owner: str, work: Callable[[], None]) -> None:
-        """Record an image's boot in its turn."""
-        self._recordings.submit(job.image_id, owner, work)
-
-    def build(self, job: BuildJob, owner: str, work: Callable[[], None]) -> None:
-        """Build a cache image in its turn."""
-        self._builds.submit(job.image_id, owner, work)
-
-    def waits_to_record(self, image_id: str) -> bool:
-        """Tell whether an image's turn to be recorded has not come yet."""
-        return self._recordings.is_waiting(image_id)
-
     def turn(self, image_id: str) -> str:
         """Return what an image waits for its turn for, in words; empty if it does not wait."""
-        for turns, what in ((self._bases, 'have its base got'), (self._recordings, 'be recorded'),
-                            (self._builds, 'have its cache image built')):
+        for turns, what in ((self.bases, 'have its base got'), (self.recordings, 'be recorded'),
+                            (self.builds, 'have its cache image built')):
             if turns.is_waiting(image_id):
                 return (f'it waits for its turn to {what}: projects take turns, and'
                         ' [bootcache]concurrent_builds says how many images are in hand')
         return ''
-
-    def take_recording(self, image_id: str) -> Callable[[], None] | None:
-        """Return the recording of an image that does not have to wait any more; None if none does.
-        """
-        return self._recordings.take_out(image_id)

@@ -15,7 +15,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import naming, properties, steps
 from bootcache.manifest import Availability, Manifest, Standing, Wished, WorkingSetInfo
 from glance_bootcache import decisions
-from glance_bootcache.decisions import ImageAction, ImageFacts
+from glance_bootcache.decisions import ImageAction, ImageDecision, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
@@ -127,7 +127,7 @@ class Manager:
                 self.retiring.retire(image_id)
 
     def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
-               booting: bool, again: bool) -> decisions.ImageDecision:
+               booting: bool, again: bool) -> ImageDecision:
         """Decide, and begin what follows; under the lock."""
         steps.reached('register: heard')
         manifest = known and self._note_wishes(image, known)
@@ -163,7 +163,7 @@ class Manager:
             if not (forced or booting or again or decision.action is ImageAction.AWAIT) \
                     and decisions.is_owners_change(image, known) \
                     and not self._changes.begin(image.owner):
-                decision = decisions.too_many_changes(policy)
+                decision = ImageDecision(ImageAction.AWAIT, decisions.TOO_MANY_CHANGES, policy)
             pending = fresh.standing_at(fresh.standing, decision.reason).wishing(held=False)
             if decision.action is not ImageAction.REBUILD:
                 pending = decisions.taken_up(pending, image, time.time())
@@ -176,7 +176,7 @@ class Manager:
                 if decision.action is ImageAction.REBUILD or self._image_work.is_at_hand(image):
                     self.jobs.look(work)
                 else:
-                    self.jobs.get_base(job, image.owner, work)
+                    self.jobs.bases.submit(image_id, image.owner, work)
         return decision
 
     def _note_wishes(self, image: ImageFacts, known: Manifest) -> Manifest:
@@ -234,7 +234,7 @@ class Manager:
             manifest = self._store.load(image_id)
             job = None if manifest is None else self.jobs.begin(image_id)
             if manifest is not None and job is not None:
-                self.jobs.build(job, manifest.wished.owner, functools.partial(
+                self.jobs.builds.submit(image_id, manifest.wished.owner, functools.partial(
                     self._guarded, job, lambda: self._image_work.build_again(job, in_passing)))
 
     def set_working_set(self, manifest: Manifest, info: WorkingSetInfo) -> bool:
@@ -251,7 +251,7 @@ class Manager:
                     != (manifest.image_hash, manifest.made.working_set, manifest.standing):
                 return False
             job = self.jobs.of(manifest.image_id)
-            work = None if job is None else self.jobs.take_recording(manifest.image_id)
+            work = None if job is None else self.jobs.recordings.take_out(manifest.image_id)
             if job is not None and work is None:
                 # Its turn has just come.
                 return False
@@ -260,11 +260,11 @@ class Manager:
                 self._store.put(current.making(working_set=info))
             except BaseException:
                 if job is not None and work is not None:
-                    self.jobs.record(job, owner, work)
+                    self.jobs.recordings.submit(job.image_id, owner, work)
                 raise
             if job is not None and work is not None:
                 job.is_learned = True
-                self.jobs.build(job, owner, work)
+                self.jobs.builds.submit(job.image_id, owner, work)
         return True
 
     def takes_report(self, manifest: Manifest) -> bool:
@@ -276,7 +276,7 @@ class Manager:
             job = self.jobs.of(manifest.image_id)
             return job is None or (manifest.made.working_set is None and not job.forced
                                    and not job.cancelled.is_set()
-                                   and self.jobs.waits_to_record(manifest.image_id))
+                                   and self.jobs.recordings.is_waiting(manifest.image_id))
 
     def awaits(self, manifest: Manifest) -> bool:
         """Tell whether an image waits for a compute host that can record it, and there is none, or
@@ -361,7 +361,7 @@ class Manager:
 
     # The work on one image: its base, its recording and its building, each in turns of their own.
 
-    def _work(self, image: ImageFacts, decision: decisions.ImageDecision, job: BuildJob) -> None:
+    def _work(self, image: ImageFacts, decision: ImageDecision, job: BuildJob) -> None:
         policy = decision.policy
         assert policy is not None
 
@@ -371,10 +371,9 @@ class Manager:
             if decision.action is ImageAction.SERVE and not self._image_work.inherit(image, job):
                 self._states.done(job)
                 return True
-            if decision.action is ImageAction.RECORD:
-                self.jobs.record(job, image.owner, lambda: self._guarded(job, second))
-            else:
-                self.jobs.build(job, image.owner, lambda: self._guarded(job, second))
+            turns = self.jobs.recordings if decision.action is ImageAction.RECORD \
+                else self.jobs.builds
+            turns.submit(job.image_id, image.owner, lambda: self._guarded(job, second))
             return False
 
         def second() -> bool:

@@ -133,11 +133,6 @@ def most_of(owner: str, places: int) -> int:
     return -(-places // 2) if owner else places
 
 
-def counted(counts: Counts, owner: str) -> Counts:
-    """Return counts with one more boot of an owner."""
-    return {**counts, owner: counts.get(owner, 0) + 1}
-
-
 def may_count(counts: Counts, owner: str, enough: int) -> bool:
     """Tell whether another boot of an owner is looked at.
 
@@ -494,7 +489,8 @@ class ReportedBoots:
     def _note(self, counts: cachetools.LRUCache[_Known, Counts], key: _Known,
               owner: str) -> None:
         with self._lock:
-            counts[key] = counted(counts.get(key, {}), owner)
+            known = counts.get(key, {})
+            counts[key] = {**known, owner: known.get(owner, 0) + 1}
 
     def _read(self, manifest: Manifest, granularity: int, extents: list[Any]) -> WorkingSet:
         # No cache image holds more; and a host that lies shall not have us count for ever.

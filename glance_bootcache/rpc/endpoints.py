@@ -176,11 +176,11 @@ class Endpoints:
 
     def list_hosts(self, ctxt: Any) -> list[dict[str, Any]]:
         """An operator looks at the hosts."""
-        return self._operators.list_hosts()
+        return self._hosts.describe()
 
     def host_bases(self, ctxt: Any, host: str) -> dict[str, Any] | None:
         """An operator asks how a host reads bases."""
-        return self._operators.host_bases(host)
+        return self._hosts.bases(host)
 
     def image_hosts(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """An operator asks where an image's cache image is."""

@@ -78,14 +78,6 @@ class Operators:
 
     # Hosts.
 
-    def list_hosts(self) -> list[dict[str, Any]]:
-        """Return the hosts that have reported within a day."""
-        return self._hosts.describe()
-
-    def host_bases(self, host: str) -> dict[str, Any] | None:
-        """Return how a host reads bases; None if it has not reported within a day."""
-        return self._hosts.bases(host)
-
     def image_hosts(self, image_id: str) -> dict[str, Any] | None:
         """Return where an image's cache image is.
 

@@ -6,7 +6,6 @@ server's id; and Nova knows on which host that server is, and of which image it 
 
 import enum
 from collections.abc import Callable
-from typing import Any
 
 from novaclient import client as nova_client
 from novaclient import exceptions as nova_exceptions
@@ -86,7 +85,8 @@ class Claims:
         if image is None or image.status != 'queued':
             return 'Glance has no such image that waits for its data'
         try:
-            server = self._nova.servers.get(_uuid(image.properties.get('instance_uuid')))
+            server = self._nova.servers.get(naming.canonical_image_id(
+                str(image.properties.get('instance_uuid'))))
         except (ValueError, nova_exceptions.NotFound):
             return 'the image is of no server that Nova knows'
         if getattr(server, _HOST, None) != host:
@@ -95,7 +95,3 @@ class Claims:
         if made_of.get('id') != image_id:
             return f'its server was not made of image {image_id}'
         return ''
-
-
-def _uuid(said: Any) -> str:
-    return naming.canonical_image_id(str(said))

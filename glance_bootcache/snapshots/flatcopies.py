@@ -12,7 +12,7 @@ import dataclasses
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import IO
 
 from oslo_log import log as logging
@@ -48,18 +48,15 @@ class FlatCopies:
     :param pool: of snapshots and copies.
     :param bases: pool and namespace of the storage service's clones.
     :param depth: so many may be below a snapshot of which another one is made.
-    :param clock: monotonic seconds.
     """
 
-    def __init__(self, rbd: SnapshotCommands, pool: str, bases: tuple[str, str], depth: int,
-                 clock: Callable[[], float] = time.monotonic):
+    def __init__(self, rbd: SnapshotCommands, pool: str, bases: tuple[str, str], depth: int):
         self._rbd = rbd
         self._pool = pool
         self._bases = bases
         self._depth = depth
-        self._clock = clock
         self._running: _Flattening | None = None
-        self._round_at = self._make_at = clock()
+        self._round_at = self._make_at = time.monotonic()
         # Of bases, by their clones' names: nothing gets below an image later.
         self._known: dict[str, RbdOrigin | None] = {}
 
@@ -73,7 +70,7 @@ class FlatCopies:
 
     def is_due(self) -> bool:
         """Tell whether there may be something to be done."""
-        return self._clock() >= self._round_at or self._has_ended()
+        return time.monotonic() >= self._round_at or self._has_ended()
 
     def _has_ended(self) -> bool:
         return self._running is not None and self._running.process.poll() is not None
@@ -85,7 +82,7 @@ class FlatCopies:
 
         The errors are those of ``Rbd.clone``.
         """
-        self._round_at = self._clock() + _ROUND_SECONDS
+        self._round_at = time.monotonic() + _ROUND_SECONDS
         ended = self._has_ended()
         there = {clone.name for clone in self._rbd.clones(self._pool, '')}
         wanted = self._wanted(there)
@@ -94,13 +91,13 @@ class FlatCopies:
             self._end()
         if wanted is None:
             # Not all bases were looked at.
-            self._round_at = self._clock()
+            self._round_at = time.monotonic()
             return
         for name in there:
             kind = next((kind for kind in (_FLAT, _BEGUN) if name.startswith(kind)), '')
             if kind and name.removeprefix(kind) not in wanted:
                 self._remove(name)
-        if self._running is None and self._clock() >= self._make_at:
+        if self._running is None and time.monotonic() >= self._make_at:
             for key, origin in wanted.items():
                 if _FLAT + key not in there and self._make(key, origin, there):
                     return
@@ -129,7 +126,7 @@ class FlatCopies:
         begun, flat = (RbdClone(self._pool, '', kind + key) for kind in (_BEGUN, _FLAT))
         if begun.name not in there:
             try:
-                self._rbd.clone_large(origin.parent, begun)
+                self._rbd.clone_into(origin.parent, begun, snapshotcommands.LARGE)
             except RbdAbsent:
                 return False
         found = self._rbd.origin(begun)
@@ -163,7 +160,7 @@ class FlatCopies:
                 running.process.kill()
                 running.process.wait()
             elif status:
-                self._make_at = self._clock() + _PAUSE_SECONDS
+                self._make_at = time.monotonic() + _PAUSE_SECONDS
                 said.seek(0)
                 LOG.warning('a copy of a snapshot cannot be made; the next try is in %d s, and'
                             ' snapshots that would stand on it go stock Nova\'s way until then:'

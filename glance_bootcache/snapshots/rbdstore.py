@@ -7,7 +7,6 @@ takes one for an image; there is no other record of that here.
 """
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -22,14 +21,12 @@ from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Manifest
 from glance_bootcache.snapshots.flatcopies import FlatCopies
-from glance_bootcache.snapshots.stores import LOOK, Look, SnapshotUnfit, Stored, Traits, Writable
+from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
 
 LOG = logging.getLogger(__name__)
 
 _BEGUN = 'begun-'
 _FORMAT = 'raw'
-# As in cephbases.py: what any format is known by is in its first bytes.
-_HEAD_BYTES = 4 << 20
 _PURGE_SECONDS = 600
 
 
@@ -38,6 +35,9 @@ class RbdSnapshots:
 
     :param conf: configuration of the storage service.
     """
+
+    # What it is called in records.
+    name = 'rbd'
 
     def __init__(self, conf: cfg.ConfigOpts):
         group = conf[bootcache_conf.GROUP]
@@ -48,11 +48,6 @@ class RbdSnapshots:
         self._copies = FlatCopies(self._rbd, self._pool,
                                   (group.rbd_clone_pool, group.rbd_clone_namespace), self._depth)
         self._purged_at: float | None = None
-
-    @property
-    def name(self) -> str:
-        """What it is called in records."""
-        return 'rbd'
 
     def traits(self, snapshot_id: str) -> Traits:
         """Return what their images have: all are raw."""
@@ -99,7 +94,7 @@ class RbdSnapshots:
 
     def _clone(self, parent: RbdSnapshot, origin: RbdOrigin, begun: RbdClone) -> None:
         try:
-            self._rbd.clone_small(parent, begun)
+            self._rbd.clone_into(parent, begun, snapshotcommands.SMALL)
         except RbdAbsent as error:
             if parent != origin.parent:
                 raise SnapshotUnfit(
@@ -112,18 +107,8 @@ class RbdSnapshots:
     def looked_at(self, snapshot_id: str, directory: str,
                   check: Callable[[], None]) -> Iterator[Look]:
         """Give a file with the first bytes, and holes."""
-        begun = self._begun(snapshot_id)
-        with tempfile.NamedTemporaryFile(prefix=LOOK, dir=directory) as file:
-            with self._asking():
-                size = self._rbd.size(begun)
-                with self._rbd.reading(begun, check) as pieces:
-                    for piece in pieces:
-                        file.write(piece)
-                        if file.tell() >= _HEAD_BYTES:
-                            break
-            file.truncate(size)
-            file.flush()
-            yield Look(file.name, _FORMAT)
+        with self._asking(), self._rbd.head(self._begun(snapshot_id), directory, check) as path:
+            yield Look(path, _FORMAT)
 
     def finish(self, snapshot_id: str) -> Stored:
         """Give it its name, and the snapshot that Glance's store gives to all its images."""

@@ -73,6 +73,11 @@ class Records:
         with self._lock:
             return list(self._records.values())
 
+    def get(self, snapshot_id: str) -> Record | None:
+        """Return a snapshot's record, if it has one."""
+        with self._lock:
+            return self._records.get(snapshot_id)
+
     def put(self, record: Record) -> None:
         """Write a record, in place of an earlier one of the same snapshot.
 

@@ -11,8 +11,9 @@ from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, properties
+from bootcache.ceph.rbd import HEAD
 from bootcache.manifest import Manifest
-from glance_bootcache.snapshots.stores import LOOK, SnapshotStore, SnapshotUnfit, Stored
+from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit, Stored
 from glance_bootcache.snapshots.writing import SnapshotDaemon
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
@@ -48,7 +49,7 @@ class Sending:
 
         :raises OSError: if it cannot be removed.
         """
-        for path in glob.glob(os.path.join(glob.escape(self._directory), f'{LOOK}*')):
+        for path in glob.glob(os.path.join(glob.escape(self._directory), f'{HEAD}*')):
             os.unlink(path)
 
     def choose(self, base: Manifest) -> SnapshotStore:

@@ -22,6 +22,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import Manifest
+from bootcache.news import News
 from glance_bootcache import away
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.glance.images import Images
@@ -44,9 +45,6 @@ _MOST = 256
 _LOOK_SECONDS = 10
 # Without a word of the host, which tells every few seconds that it goes on.
 _IDLE = 120
-_TOLD_SECONDS = 3600
-# What a host hears of the outcome of each step.
-_OUTCOMES = ('refused', 'url', 'upload', 'uploaded')
 
 
 class _Step(enum.Enum):
@@ -58,6 +56,11 @@ class _Step(enum.Enum):
     UPLOADING = 'uploading'
     FINISHED = 'finished'
     FAILED = 'failed'
+
+
+# What a host hears of the outcome of each.
+_OUTCOMES = {_Step.FINISHING: ('refused', 'url', 'upload', 'uploaded'),
+             _Step.UPLOADING: ('refused', 'uploaded')}
 
 
 @dataclasses.dataclass
@@ -105,6 +108,7 @@ class SnapshotJobs:
         self._workers = futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-snapshot')
         self._uploads = futures.ThreadPoolExecutor(_UPLOADS_AT_ONCE, 'bootcache-upload')
         self._stopping = threading.Event()
+        self._news = News(LOG)
 
     def start(self) -> None:
         """Remove what an earlier process left, and look after what comes.
@@ -150,35 +154,30 @@ class SnapshotJobs:
                         and job.step is not _Step.FINISHED for job in self._jobs.values())
         if under_way >= self._conf.snapshots_per_host:
             return f'the host sends {under_way} others ([bootcache]snapshots_per_host)'
-        if self._removal.is_over(snapshot_id) or self._is_recorded(snapshot_id):
+        if self._removal.is_over(snapshot_id) or self._records.get(snapshot_id):
             return 'it was under way before, and is given up'
         return ''
 
     def finish(self, snapshot_id: str, token: str) -> dict[str, Any]:
         """A host has sent all of a snapshot, or asks how far it is."""
-        with self._lock:
-            job = self._jobs.get(snapshot_id)
-            if job is None:
-                return {'refused': 'the storage service does not know it any more'}
-            told = self._heard(job, token)
-            if 'refused' in told or job.step is not _Step.READY:
-                return {key: told[key] for key in _OUTCOMES if key in told}
-            job.step = _Step.FINISHING
-        self._submit(job, lambda: self._finish(job))
-        return {}
+        return self._go_on(snapshot_id, token, _Step.READY, _Step.FINISHING, self._finish)
 
     def upload(self, snapshot_id: str, token: str) -> dict[str, Any]:
         """Glance knows what the image is: its data can be uploaded; or a host asks how far that is.
         """
+        return self._go_on(snapshot_id, token, _Step.HELD, _Step.UPLOADING, self._upload)
+
+    def _go_on(self, snapshot_id: str, token: str, from_step: _Step, to_step: _Step,
+               work: Callable[[_Job], None]) -> dict[str, Any]:
         with self._lock:
             job = self._jobs.get(snapshot_id)
             if job is None:
                 return {'refused': 'the storage service does not know it any more'}
             told = self._heard(job, token)
-            if 'refused' in told or job.step is not _Step.HELD:
-                return {key: told[key] for key in ('refused', 'uploaded') if key in told}
-            job.step = _Step.UPLOADING
-        self._submit(job, lambda: self._upload(job), self._uploads)
+            if 'refused' in told or job.step is not from_step:
+                return {key: told[key] for key in _OUTCOMES[to_step] if key in told}
+            job.step = to_step
+        self._submit(job, lambda: work(job))
         return {}
 
     def abandon(self, snapshot_id: str, token: str) -> bool:
@@ -186,15 +185,12 @@ class SnapshotJobs:
         with self._lock:
             job = self._jobs.get(snapshot_id)
             if job is None or not hmac.compare_digest(job.token, token):
-                return job is not None or not self._is_recorded(snapshot_id)
+                return job is not None or self._records.get(snapshot_id) is None
             was, job.step, job.told = job.step, _Step.FAILED, {'refused': 'it was given up'}
             job.heard_at = self._clock()
         if was is not _Step.FAILED:
             self._submit(job, lambda: self._doom(job))
-        return not self._is_recorded(snapshot_id)
-
-    def _is_recorded(self, snapshot_id: str) -> bool:
-        return any(record.snapshot_id == snapshot_id for record in self._records.all())
+        return self._records.get(snapshot_id) is None
 
     def _heard(self, job: _Job, token: str) -> dict[str, Any]:
         if not hmac.compare_digest(job.token, token):
@@ -204,8 +200,7 @@ class SnapshotJobs:
 
     # The work, one step of a snapshot after the other.
 
-    def _submit(self, job: _Job, work: Callable[[], None],
-                workers: futures.Executor | None = None) -> None:
+    def _submit(self, job: _Job, work: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 work()
@@ -218,7 +213,7 @@ class SnapshotJobs:
                 self._fail(job, str(error) if expected else away.told(error))
 
         try:
-            (workers or self._workers).submit(guarded)
+            (self._uploads if job.step is _Step.UPLOADING else self._workers).submit(guarded)
         except RuntimeError:
             self._fail(job, 'the storage service ends')
 
@@ -267,10 +262,11 @@ class SnapshotJobs:
         if job.step is not step or self._stopping.is_set():
             raise exception.Cancelled(f'it was given up ({step.value})')
 
-    def _put(self, job: _Job, store: SnapshotStore, stage: Stage) -> None:
+    def _put(self, job: _Job, store: SnapshotStore, stage: Stage) -> Record:
         job.store = store
-        self._records.put(Record(job.snapshot_id, store.name, job.host, job.export, stage,
-                                 time.time()))
+        record = Record(job.snapshot_id, store.name, job.host, job.export, stage, time.time())
+        self._records.put(record)
+        return record
 
     def _moved(self, job: _Job, was: _Step, step: _Step, told: dict[str, Any]) -> None:
         with self._lock:
@@ -290,36 +286,26 @@ class SnapshotJobs:
         if job.store is None:
             return
         try:
-            known = {record.snapshot_id: record for record in self._records.all()}
-            record = known.get(job.snapshot_id)
+            record = self._records.get(job.snapshot_id)
             # Something of it may have come after it was removed.
             is_told = record is not None and record.stage in (Stage.FINISHED, Stage.UPLOADING,
                                                               Stage.WITHDRAWN)
-            self._put(job, job.store, Stage.WITHDRAWN if is_told else Stage.DOOMED)
-            for record in self._records.all():
-                if record.snapshot_id == job.snapshot_id:
-                    self._removal.remove(record)
+            self._removal.remove(self._put(
+                job, job.store, Stage.WITHDRAWN if is_told else Stage.DOOMED))
         except Exception as error:
             LOG.warning('snapshot %s cannot be removed yet: %s', job.snapshot_id, away.told(error))
 
     # Now and then.
 
     def _run(self) -> None:
-        told_at: float | None = None
         while not self._stopping.is_set():
-            fault = ''
             try:
                 self.once()
+                self._news.mended('', 'snapshots can be looked after again')
             except Exception as error:
-                fault = away.told(error)
-            now = self._clock()
-            if fault and (told_at is None or now - told_at >= _TOLD_SECONDS):
-                LOG.warning('snapshots that servers send, or have sent, cannot be looked after, nor'
-                            ' what is left of some be removed; it is tried every %d s, and told'
-                            ' once an hour: %s', _LOOK_SECONDS, fault)
-                told_at = now
-            elif not fault:
-                told_at = None
+                self._news.bad('', 'snapshots that servers send, or have sent, cannot be looked'
+                               ' after, nor what is left of some be removed; it is tried every'
+                               ' %d s: %s', _LOOK_SECONDS, away.lasting(away.told(error)))
             self._stopping.wait(_LOOK_SECONDS)
 
     def once(self) -> None:

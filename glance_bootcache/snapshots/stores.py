@@ -12,9 +12,6 @@ from typing import Protocol
 from bootcache import exception
 from bootcache.manifest import Manifest
 
-# Begins the names of files that are looked at, and of nothing else in their directory.
-LOOK = 'look-'
-
 
 class SnapshotUnfit(exception.BootcacheError):
     """No such snapshot can be made of this base here; the server's goes stock Nova's way.
@@ -83,11 +80,11 @@ class SnapshotStore(Protocol):
 
     Errors of all methods: ``Interrupted`` if what is below does not answer now, another
     ``BootcacheError`` if it says no. Both name what is at fault.
+
+    :ivar name: what it is called in records and logs: ``rbd`` or ``file``. It never changes.
     """
 
-    @property
-    def name(self) -> str:
-        """What it is called in records and logs: ``rbd`` or ``file``. It never changes."""
+    name: str
 
     def traits(self, snapshot_id: str) -> Traits:
         """Return what Glance's image has if it is of this snapshot, as far as that is known."""

@@ -96,7 +96,8 @@ class Clients:
         self._lock = threading.Lock()  # guards the dictionary and what is below it
         self._known = savefile.read_table(path, VERSION, _parse,
                                           'hosts are told of other ports when they ask')
-        self._changed, self._saved = False, clock()
+        # How often something changed, and how many of these changes were written, and when.
+        self._changes, self._written, self._saved = 0, 0, clock()
 
     def all(self) -> list[Client]:
         """Return those that have a port."""
@@ -128,7 +129,7 @@ class Clients:
                         raise exception.MessageRefused(
                             'certificate', f'it came in the names of {_MOST_HOSTS} other hosts')
                     del known.hosts[oldest]
-                self._changed = True
+                self._changes += 1
             known.hosts[host] = now
             return Client(certificate, known.port)
 
@@ -152,7 +153,7 @@ class Clients:
                 if (one.port not in self._ports or one.asked() < left) \
                         and not running(Client(name, one.port)):
                     del self._known[name]
-                    self._changed = True
+                    self._changes += 1
 
     def of(self, hosts: Iterable[str]) -> set[str]:
         """Return the names in the certificates of those of some hosts that have asked.
@@ -180,15 +181,11 @@ class Clients:
         """
         now = self._clock()
         with self._lock:
-            if not self._changed and now - self._saved < _WRITE_SECONDS:
+            changes = self._changes
+            if changes == self._written and now - self._saved < _WRITE_SECONDS:
                 return
             document = {'version': VERSION, 'clients': {
                 name: {'port': one.port, 'hosts': dict(one.hosts)}
                 for name, one in self._known.items()}}
-            self._changed, self._saved = False, now
-        try:
-            savefile.write_json(self._path, document)
-        except OSError:
-            with self._lock:
-                self._changed = True
-            raise
+        savefile.write_json(self._path, document)
+        self._written, self._saved = changes, now

@@ -70,16 +70,6 @@ def is_difference(export: str, image_id: str = '') -> bool:
     return export.startswith(f'{naming.EXPORT_DIFFERENCE}-{image_id}')
 
 
-def goes_idle(export: str) -> bool:
-    """Tell whether an export goes as soon as nobody has asked for it in a while."""
-    return is_base(export) or is_difference(export)
-
-
-def cache_node(export: str) -> str:
-    """Return the name of the node of a cache image's export."""
-    return naming.node_name('c', export)
-
-
 def is_base(export: str) -> bool:
     """Tell whether an export is of a base or a stored file: its clients are never cut off."""
     return export.startswith((f'{naming.EXPORT_BASE}-', f'{naming.EXPORT_STORED}-'))
@@ -327,7 +317,7 @@ class Exporter:
         cache_export = cache_export_name(manifest)
         if cache_export not in exports:
             self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
-                cache_node(cache_export)))
+                naming.node_name('c', cache_export)))
             self._retire(manifest.image_id, keep=cache_export, keep_bases=True)
         return True
 
@@ -393,12 +383,8 @@ class Exporter:
                 self._leaving.pop(export).set()
 
     def _withdraw(self, export: str, disconnect: bool = False) -> bool:
-        if self._runs() and self.may_serve(export):
-            node = self._look().get(export)
-            if node is not None:
-                if not self._remove(export, disconnect=disconnect):
-                    return False
-                self._remove_tree(node)
+        if self._runs() and self.may_serve(export) and export in self._look():
+            return self._remove(export, disconnect=disconnect)
         self._asked_at.pop(export, None)
         return True
 
@@ -416,24 +402,22 @@ class Exporter:
         :raises StorageDaemonError: if the daemon does not answer.
         """
         for export in sorted(export for export in list(self._served)
-                             if image_id in export and (with_cache
-                                                        or goes_idle(export))):
+                             if image_id in export and (with_cache or is_base(export)
+                                                        or is_difference(export))):
             before = time.monotonic() - idle
             if export not in self._served \
                     or self._asked_at.setdefault(export, time.monotonic()) > before:
                 continue
             with self._alone():
-                if (node := self._exports().get(export)) is None:
-                    continue
-                if self._remove(export, disconnect=False, unless_asked_since=before):
-                    self._remove_tree(node)
-                    self._asked_at.pop(export, None)
+                if export in self._exports() \
+                        and self._remove(export, disconnect=False, unless_asked_since=before):
                     LOG.info('image %s: its %s is not served until it is asked for', image_id,
                              export.partition('-')[0])
 
     def _remove(self, export: str, disconnect: bool,
                 unless_asked_since: float | None = None) -> bool:
-        node, gone = self._served.pop(export, None), False
+        """Serve an export no more that is served; return whether it and its nodes are gone."""
+        node, gone = self._served.pop(export), False
         try:
             # Who asks from now on does not find it, and waits for the monitor.
             gone = (unless_asked_since is None
@@ -443,8 +427,11 @@ class Exporter:
             self._served_by = None
             raise
         finally:
-            if not gone and node is not None:
+            if not gone:
                 self._served[export] = node
+        if gone:
+            self._remove_tree(node)
+            self._asked_at.pop(export, None)
         return gone
 
     def lend(self, export: str, node: dict[str, object]) -> dict[str, Any]:
@@ -483,10 +470,8 @@ class Exporter:
         :raises StorageDaemonError: if the daemon refuses.
         """
         with self._alone():
-            node = self._look().get(export)
-            if node is not None:
+            if export in self._look():
                 self._remove(export, disconnect=True)
-                self._remove_tree(node)
 
     def _remove_tree(self, top: str) -> None:
         present = self._daemon.nodes()
@@ -506,13 +491,7 @@ class Exporter:
 
     def _retire(self, image_id: str, keep: str = '', keep_bases: bool = False) -> bool:
         gone = True
-        for export, node in list(self._look().items()):
-            if image_id not in export or export == keep \
-                    or (keep_bases and is_base(export)):
-                continue
-            if self._remove(export, disconnect=not is_base(export)):
-                self._remove_tree(node)
-                self._asked_at.pop(export, None)
-            else:
-                gone = False
+        for export in list(self._look()):
+            if image_id in export and export != keep and not (keep_bases and is_base(export)):
+                gone = self._remove(export, disconnect=not is_base(export)) and gone
         return gone

@@ -57,13 +57,6 @@ class Inspected:
     virtual_bytes: int
 
 
-def _check_size(virtual_bytes: int, max_virtual_bytes: int) -> None:
-    if virtual_bytes > max_virtual_bytes:
-        raise exception.ImageRefused(
-            f'the image is a disk of {virtual_bytes} bytes; [bootcache]max_virtual_size is'
-            f' {max_virtual_bytes}')
-
-
 def inspect(path: str, disk_format: str,
             max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> Inspected:
     """Decide whether an image file may be opened as the format that Glance says it has.
@@ -94,7 +87,10 @@ def inspect(path: str, disk_format: str,
     virtual_bytes = details['virtual-size']
     if virtual_bytes <= 0 or virtual_bytes % 512:
         raise exception.ImageRefused(f'the image has {virtual_bytes} bytes, not whole sectors')
-    _check_size(virtual_bytes, max_virtual_bytes)
+    if virtual_bytes > max_virtual_bytes:
+        raise exception.ImageRefused(
+            f'the image is a disk of {virtual_bytes} bytes; [bootcache]max_virtual_size is'
+            f' {max_virtual_bytes}')
     return Inspected(disk_format, virtual_bytes)
 
 

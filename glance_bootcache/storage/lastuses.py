@@ -35,15 +35,15 @@ class Usage:
         self._path = path
         self._lock = threading.Lock()  # guards the dictionary and the two below it
         self._last = savefile.read_table(path, VERSION, _parse, 'last uses count from now on')
-        self._changed = False
-        self._saved = -math.inf
+        # How often something changed, how many of these changes were written, and when.
+        self._changes, self._written, self._saved = 0, 0, -math.inf
 
     def note(self, image_id: str, when: float) -> None:
         """Note a use, in seconds since the epoch; an older one than is known changes nothing."""
         with self._lock:
             if when > self._last.get(image_id, -1):
                 self._last[image_id] = when
-                self._changed = True
+                self._changes += 1
 
     def last(self, image_id: str) -> float | None:
         """Return when an image was last used, in seconds since the epoch; None if it never was."""
@@ -64,7 +64,7 @@ class Usage:
         """Drop what is known of all other images."""
         with self._lock:
             kept = {key: when for key, when in self._last.items() if key in image_ids}
-            self._changed = self._changed or len(kept) < len(self._last)
+            self._changes += len(self._last) - len(kept)
             self._last = kept
 
     def save(self, at_once: bool = False) -> None:
@@ -73,14 +73,13 @@ class Usage:
         :param at_once: do not wait for the minute.
         """
         with self._lock:
-            now = time.monotonic()
-            if not self._changed or (not at_once and now - self._saved < _SAVE_SECONDS):
+            now, changes = time.monotonic(), self._changes
+            if changes == self._written or (not at_once and now - self._saved < _SAVE_SECONDS):
                 return
             document = {'version': VERSION, 'last_used': dict(self._last)}
-            self._changed, self._saved = False, now
+            self._saved = now
         try:
             savefile.write_json(self._path, document)
+            self._written = changes
         except OSError as error:
             LOG.warning('%s cannot be written: %s', self._path, error)
-            with self._lock:
-                self._changed = True

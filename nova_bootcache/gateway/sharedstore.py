@@ -19,7 +19,7 @@ import shutil
 from oslo_log import log as logging
 
 from bootcache import exception, naming, steps, tier
-from bootcache.growingstore import LOOK_SECONDS, GrowingStore, RecordedStore
+from bootcache.growingstore import LOOK_SECONDS, GrowingStore
 from bootcache.locks import OrderedLock
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, Store
@@ -180,7 +180,7 @@ _STOP_AGAIN_SECONDS = 1.0
 MIN_LIMIT = 1 << 20
 
 
-class SharedStore(RecordedStore):
+class SharedStore(GrowingStore):
     """One image's growing store in the gateway, within a limit.
 
     :ivar name: the image's id.
@@ -196,10 +196,9 @@ class SharedStore(RecordedStore):
     """
 
     def __init__(self, gateway: Gateway, image_id: str, virtual_bytes: int, path: str, limit: int):
-        super().__init__(GrowingStore(
+        super().__init__(
             gateway.daemon, image_id, naming.node_name(REMOTE, image_id), virtual_bytes, path,
-            GRANULARITY, lambda: gateway.check_base(image_id)))
-        self.path = path
+            GRANULARITY, lambda: gateway.check_base(image_id))
         self.limit = limit
         self.gave_back = self.spoilt = False
         self._gateway = gateway
@@ -218,7 +217,7 @@ class SharedStore(RecordedStore):
         :raises BootcacheError: if qemu-img or the gateway refuses, or the base cannot be read now;
             it is read directly then.
         """
-        self._looked_at = size = self._store.create()
+        self._looked_at = size = self.create()
         self._is_in_memory = tier.is_memory(os.path.dirname(self.path))
         if size + reserve(self.limit) >= self.limit:
             os.unlink(self.path)
@@ -233,7 +232,7 @@ class SharedStore(RecordedStore):
             self._rate = write_rate(end, size)
             with self._gateway.daemon.session():
                 self._gateway.check_base(self.name)
-                self._store.open(self._rate)
+                self.add_nodes(self._rate)
                 self._gateway.read_from(self.name, FILTER)
         except exception.BootcacheError:
             with contextlib.suppress(exception.BootcacheError):
@@ -247,7 +246,7 @@ class SharedStore(RecordedStore):
 
         :raises StorageDaemonError: if the gateway does not answer.
         """
-        return self._store.node(STORE) in self._gateway.daemon.nodes()
+        return self.node(STORE) in self._gateway.daemon.nodes()
 
     def look(self, now: float) -> bool:
         """Note the store's size, and keep its limit.
@@ -256,13 +255,13 @@ class SharedStore(RecordedStore):
         :returns: whether it still grows.
         :raises StorageDaemonError: if the gateway does not answer.
         """
-        size = self._store.look(now)
+        super().look(now)
         if not self._lock.acquire(0):
             # Somebody changes it, which takes seconds where storage hangs: others are looked at.
             return self.grows
         try:
             if self.grows:
-                self._keep_limit(size, now)
+                self._keep_limit(self._samples[-1].file_bytes, now)
             return self.grows
         finally:
             self._lock.release()
@@ -301,7 +300,7 @@ class SharedStore(RecordedStore):
             LOG.info('image %s: its growing store has %d of %d bytes and stops to grow',
                      self.name, size, self.limit)
         elif (rate := write_rate(end, size)) != self._rate:
-            self._store.slow_down(rate)
+            self.slow_down(rate)
             self._rate = rate
 
     def stop_growing(self) -> None:
@@ -322,7 +321,7 @@ class SharedStore(RecordedStore):
         """
         with self._lock:
             # They may lie beyond the file's end. Nobody writes to it after that.
-            self._store.write_tables()
+            super().write_tables()
             give_back(self.path)
             self.gave_back = True
         LOG.info('image %s: its growing store, which does not grow any more, gave back the space'
@@ -331,7 +330,7 @@ class SharedStore(RecordedStore):
     def write_tables(self) -> None:
         """Have its tables written to its file, alone; raises as ``GrowingStore.write_tables``."""
         with self._lock:
-            self._store.write_tables()
+            super().write_tables()
 
     def close(self) -> None:
         """Take the store out from below the export, and remove it; readers do not notice.

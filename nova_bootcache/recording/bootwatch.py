@@ -19,7 +19,7 @@ from bootcache import ending, exception, recording, rpcapi, workingset
 from bootcache.bootend import BootEnd, BootMarker, FoundEnd
 from bootcache.breaker import GrowingPauses
 from bootcache.ending import BootJudge, BootLimits, ProfileJudge, ServerJudge
-from bootcache.growingstore import Mark, RecordedStore, StoreKeeper
+from bootcache.growingstore import GrowingStore, Mark, StoreKeeper
 from bootcache.locks import UsageCounts, leaf
 from bootcache.workingset import Extent
 from nova_bootcache.asking.client import Offered
@@ -52,7 +52,7 @@ class BootWatch:
     :param over: called at the end, whatever it was.
     """
 
-    def __init__(self, server_id: str, store: RecordedStore, begin: Mark,
+    def __init__(self, server_id: str, store: GrowingStore, begin: Mark,
                  judge: BootJudge, marker: str, console: Callable[[], str],
                  tell: Callable[[int], None], report: Report,
                  over: Callable[['BootWatch'], None]):
@@ -287,7 +287,7 @@ class WatchedBoots:
         self._begin(server_id, hostname, profile.recording, profile.begin, remote, offered,
                     ProfileJudge, console, tell, profile.token)
 
-    def _begin(self, server_id: str, hostname: str, store: RecordedStore, begin: Mark,
+    def _begin(self, server_id: str, hostname: str, store: GrowingStore, begin: Mark,
                remote: Remote, offered: Offered, judge: Callable[[BootLimits], BootJudge],
                console: Callable[[], str], tell: Callable[[int], None] = lambda _bytes: None,
                token: str | None = None) -> None:

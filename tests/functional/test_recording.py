@@ -62,8 +62,8 @@ class Recorded:
 
     def grown(self):
         """Wait until it was seen how far it has grown."""
-        until(lambda: self.recording._store._samples and
-              self.recording._store._samples[-1].file_bytes == os.stat(self.path).st_size,
+        until(lambda: self.recording._samples and
+              self.recording._samples[-1].file_bytes == os.stat(self.path).st_size,
               'a look at the store')
 
 
@@ -215,7 +215,7 @@ def test_what_is_left_without_an_export_is_removed(daemon, base, directory, left
     half.open()
     daemon.remove_export(half.export, disconnect=True)
     # From above: the filter, the store, its throttle, its file, the base.
-    present = [half._store.node(kind) for kind in growingstore.KINDS]
+    present = [half.node(kind) for kind in growingstore.KINDS]
     daemon.remove_nodes(*present[:left - 1])
     discard_leftovers(daemon, {'kept', 'half'})
     assert daemon.nodes() > expected

@@ -5,8 +5,7 @@ import threading
 import pytest
 from fakes_clock import Clock
 
-from bootcache import breaker
-from bootcache.breaker import Breaker, Health
+from bootcache.breaker import Breaker
 
 
 @pytest.fixture
@@ -17,21 +16,6 @@ def clock():
 @pytest.fixture
 def neighbour(clock):
     return Breaker(2, 10, clock)
-
-
-@pytest.mark.parametrize('state, may, after', [
-    (Health(), True, Health()), (Health(1), True, Health(1)),
-    (Health(1, 200.0), True, Health(1, 200.0)),
-    (Health(2, 100.1), False, Health(2, 100.1)), (Health(2, 100.0), True, Health(2, 110.0)),
-    (Health(9, 50.0), True, Health(9, 110.0))])
-def test_who_asks(state, may, after):
-    assert breaker.asked(state, 2, 10, 100.0) == (may, after)
-
-
-@pytest.mark.parametrize('state, after', [
-    (Health(), Health(1)), (Health(1), Health(2, 110.0)), (Health(2, 105.0), Health(3, 110.0))])
-def test_what_a_failure_leads_to(state, after):
-    assert breaker.failed(state, 2, 10, 100.0) == after
 
 
 def test_one_failure_is_none(neighbour):

@@ -49,11 +49,11 @@ def test_any_text_is_a_size_or_a_value_error(text):
 
 
 def test_defaults():
-    assert parse() == Policy('auto', 512 << 20, 'login:')
+    assert parse() == Policy(512 << 20, 'login:')
 
 
 def test_all_given():
-    assert parse(mode=' OFF ', quota='64MiB', boot_marker='ready') == Policy('off', 64 << 20,
+    assert parse(mode=' OFF ', quota='64MiB', boot_marker='ready') == Policy(64 << 20,
                                                                             'ready')
 
 
@@ -133,7 +133,7 @@ def test_a_marker_of_the_longest_length():
 
 def test_other_properties_do_not_matter():
     assert properties.parse({'os_distro': 'debian', 'bootcache_state': 'ready'}, **DEFAULTS) \
-        == Policy('auto', 512 << 20, 'login:')
+        == Policy(512 << 20, 'login:')
 
 
 @given(st.dictionaries(st.sampled_from(['bootcache_mode', 'bootcache_quota',
@@ -145,5 +145,4 @@ def test_no_values_crash(values):
     except exception.InvalidProperty as error:
         assert str(error).startswith('bootcache_')
         return
-    assert policy.mode in properties.MODES
     assert properties.MIN_QUOTA <= policy.quota <= 2 << 30

@@ -88,7 +88,7 @@ def test_a_new_version_has_to_spare_the_boot_a_hundredth(have, seen, quota):
     have = workingset.align(have, CLUSTER, BASE)
     wanted = set(clusters(seen))
     before = set(cached(have, quota))
-    after = set(cached(workingset.union(have, seen, CLUSTER, BASE), quota))
+    after = set(cached(workingset.align([*have, *seen], CLUSTER, BASE), quota))
     spared = len(wanted - before) - len(wanted - after)
     worth_it = spared > 0 and 100 * spared >= len(before)
     assert (refined(have, seen, quota) is not None) == worth_it

@@ -90,7 +90,7 @@ def test_clip_keeps_the_first_bytes(case, budget):
 @given(bases_with_extents(), bases_with_extents(), GRANULARITIES)
 def test_union_has_both_and_the_first_comes_first(one, two, granularity):
     virtual_bytes = max(one[0], two[0])
-    both = workingset.union(one[1], two[1], granularity, virtual_bytes)
+    both = workingset.align([*one[1], *two[1]], granularity, virtual_bytes)
     alone = workingset.align(one[1], granularity, virtual_bytes)
     covered = byte_set(both)
     assert byte_set(one[1]) | byte_set(two[1]) <= covered
@@ -168,7 +168,7 @@ def test_json_round_trip(case):
 
 def test_the_wire_says_times_only_where_they_are_known():
     known = WorkingSet('image', '', 8192, 4096, (Extent(4096, 4096), Extent(0, 4096, 1.5)))
-    assert known.wire_extents() == [[4096, 4096], [0, 4096, 1.5]]
+    assert workingset.to_wire(known.extents) == [[4096, 4096], [0, 4096, 1.5]]
 
 
 @pytest.mark.parametrize('change', [

@@ -1,5 +1,7 @@
 """What of an image is still served in each of its states: the table, and that it is so."""
 
+import collections
+
 import pytest
 from fakes_hosts import holding
 
@@ -10,22 +12,24 @@ from glance_bootcache.availability import Served
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 A = Availability
+Row = collections.namedtuple(
+    'Row', 'recording build cache_image base_running base_to_settle hosts_keep')
 TABLE = {
-    # recording, build, cache image, base to running servers, base to settle, hosts keep theirs
-    A.ACTIVE: (True, True, True, True, True, True),
-    A.HIDDEN: (True, True, True, True, True, True),
-    A.MEMBER_REMOVED: (True, True, True, True, True, False),
-    A.DEACTIVATED: (False, False, False, True, False, False),
-    A.OFF: (False, False, False, True, False, False),
-    A.MISSING: (False, False, False, True, True, True),
-    A.DELETION_NOTIFIED: (False, False, False, True, True, True),
-    A.DELETED: (False, False, False, True, True, False),
+    A.ACTIVE: Row(True, True, True, True, True, True),
+    A.HIDDEN: Row(True, True, True, True, True, True),
+    A.MEMBER_REMOVED: Row(True, True, True, True, True, False),
+    A.DEACTIVATED: Row(False, False, False, True, False, False),
+    A.OFF: Row(False, False, False, True, False, False),
+    A.MISSING: Row(False, False, False, True, True, True),
+    A.DELETION_NOTIFIED: Row(False, False, False, True, True, True),
+    A.DELETED: Row(False, False, False, True, True, False),
 }
 
 
 @pytest.mark.parametrize('state', Availability)
 def test_the_table(state):
-    assert availability.served(state) == Served(*TABLE[state])
+    row = TABLE[state]
+    assert availability.served(state) == Served(row.cache_image, row.base_to_settle, row.hosts_keep)
 
 
 def bring(house, state):
@@ -70,8 +74,7 @@ def test_it_is_so(house, state):
     # So that the report of a boot can be asked for.
     house.store.change(IMAGE, lambda manifest: manifest.making(working_set=None))
     bring(house, state)
-    row = availability.served(state)
-    assert row == Served(*TABLE[state])
+    row = TABLE[state]
     if state is not A.MEMBER_REMOVED:
         assert house.store.load(IMAGE).wished.availability is state
     answer = house.hosts.plan_boot(IMAGE, 'one', 'server', None)

@@ -23,7 +23,7 @@ SET = WorkingSetInfo('set', 900, 3, 4096, 'nova', 'marker', 12.5, 'login:')
 CACHE = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 512 * MIB, 'nbd://', 1.5, 1)
 READY = Manifest(IMAGE.image_id, Standing.DONE, image_hash='sha512:00', made=Made(
     '/base', 'sha512:00', '', 'qcow2', 5 * MIB, 1 << 30, SET, CACHE, 'set'))
-POLICY = Policy('auto', 512 * MIB, 'login:')
+POLICY = Policy(512 * MIB, 'login:')
 
 
 def decide(image=IMAGE, manifest=None, **options):
@@ -44,7 +44,7 @@ RECORD = ImageDecision(ImageAction.RECORD, policy=POLICY)
 NOTHING = ImageDecision(ImageAction.NOTHING, policy=POLICY)
 HELD = ImageDecision(ImageAction.NOTHING)
 SERVE = ImageDecision(ImageAction.SERVE, policy=POLICY)
-OFF = ImageDecision(ImageAction.SKIP, 'bootcache_mode=off', Policy('off', 512 * MIB, 'login:'))
+OFF = ImageDecision(ImageAction.SKIP, 'bootcache_mode=off', Policy(512 * MIB, 'login:'))
 
 # None could be made of 64 MiB.
 TRIED = READY.standing_at(Standing.DONE, 'the older cache image serves, as there is no room') \
@@ -53,16 +53,16 @@ TRIED = READY.standing_at(Standing.DONE, 'the older cache image serves, as there
 TABLE = {
     'the quota was tried in vain': (
         image({'bootcache_quota': '64MiB'}), TRIED, ImageDecision(
-            ImageAction.NOTHING, policy=Policy('auto', 64 * MIB, 'login:'))),
+            ImageAction.NOTHING, policy=Policy(64 * MIB, 'login:'))),
     'another quota is tried after that': (
         image({'bootcache_quota': '96MiB'}), TRIED, ImageDecision(
-            ImageAction.REBUILD, policy=Policy('auto', 96 * MIB, 'login:'))),
+            ImageAction.REBUILD, policy=Policy(96 * MIB, 'login:'))),
     'the marker was tried in vain': (
         image({'bootcache_boot_marker': 'up'}), TRIED.wishing(quota=512 * MIB, boot_marker='up'),
-        ImageDecision(ImageAction.NOTHING, policy=Policy('auto', 512 * MIB, 'up'))),
+        ImageDecision(ImageAction.NOTHING, policy=Policy(512 * MIB, 'up'))),
     'another marker is tried after that': (
         image({'bootcache_boot_marker': 'on'}), TRIED.wishing(quota=512 * MIB, boot_marker='up'),
-        ImageDecision(ImageAction.RECORD, policy=Policy('auto', 512 * MIB, 'on'))),
+        ImageDecision(ImageAction.RECORD, policy=Policy(512 * MIB, 'on'))),
     'new image': (IMAGE, None, RECORD),
     'raw image': (image(disk_format='raw'), None, RECORD),
     'ready': (IMAGE, READY, NOTHING),
@@ -82,16 +82,16 @@ TABLE = {
     'an older content is needed': (IMAGE, manifest(base_hash='sha512:11'), NOTHING),
     'an older content is needed, and the quota changed': (
         image({'bootcache_quota': '64MiB'}), manifest(base_hash='sha512:11'), ImageDecision(
-            ImageAction.NOTHING, policy=Policy('auto', 64 * MIB, 'login:'))),
+            ImageAction.NOTHING, policy=Policy(64 * MIB, 'login:'))),
     'marker changed': (image({'bootcache_boot_marker': 'up'}), READY,
-                       ImageDecision(ImageAction.RECORD, policy=Policy('auto', 512 * MIB, 'up'))),
+                       ImageDecision(ImageAction.RECORD, policy=Policy(512 * MIB, 'up'))),
     'quota changed': (image({'bootcache_quota': '64MiB'}), READY,
                       ImageDecision(ImageAction.REBUILD,
-                                    policy=Policy('auto', 64 * MIB, 'login:'))),
+                                    policy=Policy(64 * MIB, 'login:'))),
     'quota said another way': (image({'bootcache_quota': '536870912'}), READY, NOTHING),
     'quota and marker changed': (
         image({'bootcache_quota': '64MiB', 'bootcache_boot_marker': 'up'}), READY,
-        ImageDecision(ImageAction.RECORD, policy=Policy('auto', 64 * MIB, 'up'))),
+        ImageDecision(ImageAction.RECORD, policy=Policy(64 * MIB, 'up'))),
     'another working set than its cache image was built from': (
         IMAGE, manifest(built_from='set-before'), ImageDecision(ImageAction.REBUILD,
                                                                 policy=POLICY)),

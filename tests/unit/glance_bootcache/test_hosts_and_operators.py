@@ -110,9 +110,9 @@ def test_a_host_is_forgotten_after_a_day(house):
     ready(house)
     house.table.report('one', holding(IMAGE))
     house.seconds.now += 86400
-    assert [host['seen'] for host in house.operators.list_hosts()] == [86400.0]
+    assert [host['seen'] for host in house.table.describe()] == [86400.0]
     house.seconds.now += 1
-    assert house.operators.list_hosts() == [] and house.table.holders(IMAGE) == []
+    assert house.table.describe() == [] and house.table.holders(IMAGE) == []
     house.table.report('two', {})
     assert house.table.report('one', None)['resend'] is True
 
@@ -129,7 +129,7 @@ def test_there_is_an_end_to_hosts(house, monkeypatch):
     house.table.report('host-2', None)
     # Who is silent for long gives its place.
     house.table.report('new', holding(IMAGE, OTHER))
-    assert [host['host'] for host in house.operators.list_hosts()] == ['host-0', 'host-2', 'new']
+    assert [host['host'] for host in house.table.describe()] == ['host-0', 'host-2', 'new']
     assert house.table._held == 4
     assert house.table.report('host-1', None)['resend'] is True
     with pytest.raises(exception.MessageRefused):

@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_by_its_field(house, caplog, method, field):
     senders = {'', 'one'} if field == 'host' else {''}
     assert 1 <= len(told) <= len(counted) * len(senders)
     assert all(line.isprintable() and len(line) < 600 for line in told)
-    assert not house.store.manifests() and not house.operators.list_hosts()
+    assert not house.store.manifests() and not house.table.describe()
 
 
 @pytest.mark.parametrize('method', sorted(METHODS))
@@ -198,7 +198,7 @@ def test_what_makes_sense_is_taken_beside_what_does_not(house):
               'unsettled': {'servers': 1, 'named': [[FORGED, MEGABYTE[:999]]]}, 'rpc': FORGED}
     assert house.endpoints.say('report_holdings', host='one', report=report) \
         == {'drop': [], 'resend': False}
-    host, = house.operators.list_hosts()
+    host, = house.table.describe()
     assert (host['images'], host['quotas'], host['rpc']) == (1, {'disk': 5}, None)
     assert all(text.isprintable() and len(text) <= 255 for text in host['named'][0])
     assert house.needs.hosts(IMAGE) == ['one']

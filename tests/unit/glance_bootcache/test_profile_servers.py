@@ -104,7 +104,7 @@ def job(nova, monkeypatch):
 
 
 def run(boots, job):
-    return boots.run(FACTS, 1 << 20, Policy('auto', 1 << 30, 'login:'), job)
+    return boots.run(FACTS, 1 << 20, Policy(1 << 30, 'login:'), job)
 
 
 def hear(job, nova):

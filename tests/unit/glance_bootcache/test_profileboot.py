@@ -165,7 +165,7 @@ def waits(storage_conf, monkeypatch):
         job.wait = lambda seconds: setattr(clock, 'now', clock.now + seconds)
         if report is not None:
             job.take_report(ProfileReport(EMPTY, report[0], 1.0, report[1]))
-        policy = Policy('auto', 1 << 30, 'login:')
+        policy = Policy(1 << 30, 'login:')
         return boots._checked('server', policy, job, boots._wait('server', policy, job, clock.now))
 
     return waits

@@ -15,6 +15,7 @@ from fakes_manager import SIZE
 
 from bootcache import exception, signatures
 from bootcache.ceph import places
+from bootcache.ceph.rbd import Rbd
 from bootcache.manifest import Manifest, Standing
 from glance_bootcache import decisions
 from glance_bootcache.images import cephbases
@@ -205,6 +206,8 @@ class Ceph:
 
     def clone(self, parent, clone):
         """As Rbd.clone."""
+
+    head = Rbd.head
 
     def size(self, clone):
         """As Rbd.size."""

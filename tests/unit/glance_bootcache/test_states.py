@@ -42,7 +42,7 @@ def test_a_failure_that_cannot_be_written_ends_the_job(house, full, error, caplo
 def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(house, full):
     job = house.manager.jobs.begin(IMAGE)
     began = []
-    turns = house.manager.jobs._recordings
+    turns = house.manager.jobs.recordings
     full.setattr(turns, 'take_out', lambda image_id: began.append('taken') or began.clear)
     full.setattr(turns, 'is_waiting', lambda image_id: True)
     full.setattr(turns, 'submit', lambda image_id, owner, work: began.append('waits again'))

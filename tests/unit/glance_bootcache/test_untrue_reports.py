@@ -150,7 +150,7 @@ def test_names_that_one_sender_makes_up_push_no_host_out(later, caplog, monkeypa
             refused += 1
     assert refused == 2000 - 49
     assert later.refusals.counts() == {('report_holdings', 'host'): refused}
-    assert len(later.operators.list_hosts()) == 50 and later.table._held == 50
+    assert len(later.table.describe()) == 50 and later.table._held == 50
     assert later.endpoints.say('report_holdings', host='honest', report=None) \
         == {'drop': [], 'resend': False}
     assert [entry['host'] for entry in later.table.holders(IMAGE)] == ['honest']

@@ -31,7 +31,7 @@ def register(house, image, **options):
 
 def waits(house, image):
     """Wait until an image's base is there and its turn is not."""
-    until(lambda: house.manager.jobs.waits_to_record(image), 'its turn to be waited for')
+    until(lambda: house.manager.jobs.recordings.is_waiting(image), 'its turn to be waited for')
 
 
 def boot(house, image, extents=((0, 4096),)):
@@ -70,7 +70,7 @@ def test_an_image_that_does_not_boot_holds_up_none_of_its_owner_s(house):
     register(house, FIRST, owner='one')
     until(lambda: house.boots.running, 'a profile boot')
     register(house, SECOND, owner='one')
-    until(lambda: house.boots.running == 2 or house.manager.jobs.waits_to_record(SECOND),
+    until(lambda: house.boots.running == 2 or house.manager.jobs.recordings.is_waiting(SECOND),
           'the second one')
     assert house.boots.running == 2
 
@@ -224,7 +224,7 @@ def test_what_has_its_base_waits_for_no_base(reading):
 
 def test_an_image_that_is_deleted_while_it_waits_for_its_base(reading):
     waiting = FIRST.replace('1', '8', 1)
-    assert reading.manager.jobs._bases.is_waiting(waiting)
+    assert reading.manager.jobs.bases.is_waiting(waiting)
     del reading.images.images[waiting]
     reading.manager.forget(waiting)
     until(lambda: reading.manager.jobs.of(waiting) is None, 'its end')

@@ -89,7 +89,7 @@ class Operator:
         return self.cloud.rabbitmqctl(*arguments)
 
     def shell(self, line):
-        subprocess.run(['sh', '-ec', line], check=True, stdin=subprocess.DEVNULL)
+        subprocess.run(['bash', '-ec', line], check=True, stdin=subprocess.DEVNULL)
 
 
 def put_in(cloud):
@@ -257,7 +257,8 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     cloud.use_driver(STOCK_DRIVER, *cloud.hosts)
     page.skip(NO_SYSTEMD,
               'systemctl disable --now bootcache-gateway bootcache-connectors',
-              'rm /etc/systemd/system/bootcache-{gateway,connectors}.service',
+              'rm /etc/systemd/system/bootcache-gateway.service'
+              ' /etc/systemd/system/bootcache-connectors.service',
               'rm -rf /etc/systemd/system/bootcache-{gateway,connectors}.service.d /run/bootcache',
               'systemctl daemon-reload')
     page.skip(NO_SYSTEMD,
@@ -288,7 +289,7 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
 
     # 7. The storage node.
     # Of one that has ended there may be a file: kill says so, and fails.
-    operator.shell(page.take('cat /run/glance-bootcache/*.pid | xargs -r kill', **{
+    operator.shell(page.take('cat /run/glance-bootcache/{,connectors/}*.pid | xargs -r kill', **{
         '/run/glance-bootcache': str(cloud.exporter_directory)}) + ' || true')
     wait_until(lambda: cloud.exporter_pid() is None, "the exporter's end", 30)
     page.skip(NO_SYSTEMD,
@@ -332,7 +333,8 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     shared = 'others use the virtual environment, and it is not beside packages of Debian'
     page.skip(shared,
               'rm -rf /opt/bootcache /usr/local/bin/bootcache',
-              '/opt/nova/bin/pip uninstall --yes bootcache')
+              '/opt/nova/bin/pip uninstall --yes bootcache',
+              'rm -f /opt/nova/lib/python3*/site-packages/{nbd.py,libnbdmod*.so}')
     operator.shell(page.take('rm -rf /etc/bootcache', **{
         '/etc/bootcache': str(cloud.certificates)}))
     page.skip(shared,

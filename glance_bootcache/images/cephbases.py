@@ -24,7 +24,7 @@ from glance_bootcache.decisions import ImageFacts, is_signed
 
 LOG = logging.getLogger(__name__)
 
-_SWEEP_SECONDS = 300
+_SWEEP_SECONDS = 60
 _DOWNLOADED = 'image %s: its base is not read in Ceph, and is got another way: %s'
 
 

@@ -155,6 +155,6 @@ def test_a_gateway_without_the_socket_that_servers_open_is_not_ready(directory):
         with pytest.raises(exception.StorageDaemonError,
                            match=r'other\.sock, as \[bootcache\]gateway_socket has it; name'):
             other.start()
-        assert gateway.start() is False
+        gateway.start()
     finally:
         gateway.daemon.stop()

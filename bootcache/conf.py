@@ -223,16 +223,17 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     conf.register_opts(opts, group=GROUP)
 
 
-def check_sockets(conf: cfg.ConfigOpts) -> None:
+def check_sockets(conf: cfg.ConfigOpts, **names: str) -> None:
     """Check the paths of unix sockets.
 
+    :param names: the longest name of a socket in a directory, by the directory's option.
     :raises ConfigurationError: naming the option and the cure.
     """
-    for option in 'gateway_socket', 'exchange_socket':
-        path = conf[GROUP][option]
-        if not os.path.isabs(path) or len(os.fsencode(path)) > listening.PATH_BYTES:
+    for option, name in {'gateway_socket': '', 'exchange_socket': '', **names}.items():
+        path, most = conf[GROUP][option], listening.PATH_BYTES - len(name and f'/{name}')
+        if not os.path.isabs(path) or len(os.fsencode(path)) > most:
             raise ConfigurationError(f'[{GROUP}]{option}={path} is no absolute path of at most'
-                                     f' {listening.PATH_BYTES} bytes; give one that begins with /')
+                                     f' {most} bytes; give one that begins with /')
 
 
 def warn_unused(conf: cfg.ConfigOpts, option: str, needed: str) -> None:

@@ -29,8 +29,6 @@ LOG = logging.getLogger(__name__)
 
 _COMMAND_SECONDS, _START_SECONDS, _GONE_SECONDS = 30, 20, 10
 _STARTS = 3
-# Of one that nobody but systemd starts.
-_CURE = 'start its systemd unit'
 # QEMU 7.2 has been seen to crash at its monitor's first client.
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 _BACKLOG = 1024
@@ -114,7 +112,8 @@ class StorageDaemon:
         self.directory = directory
         self.listener = listener
         self._binary = binary
-        self._autostart = autostart
+        # Of one that nobody but systemd starts.
+        self._cure = '' if autostart else f'start bootcache-{name}.service'
         self._group = group
         self._trace = trace
         self._admission = admission
@@ -126,7 +125,7 @@ class StorageDaemon:
             else re.sub('[^0-9A-Za-z.-]', '_', f'monitor-{listener}')
         # To have it alone guards starting as well.
         self.monitor = Monitor(name, self.monitor_path, patience, command_seconds, breaker,
-                               '' if autostart else _CURE, queue_seconds)
+                               self._cure, queue_seconds)
         self.answers, self.session = self.monitor.answers, self.monitor.session
 
     def ensure_running(self) -> bool:
@@ -142,11 +141,11 @@ class StorageDaemon:
                 # Whoever reads through it shall not suffer for a monitor that is busy.
                 raise exception.StorageDaemonBusy(
                     f'{self.name}: pid {self.pid() or "of another namespace"} runs, but does not'
-                    f' answer on {self.monitor_path}; it is left alone. A storage node may hang, or'
-                    ' another has the monitor open.')
-            if not self._autostart:
+                    f' answer on {self.monitor_path}; it is left alone. A disk may hang, or another'
+                    ' client has the monitor open.')
+            if self._cure:
                 raise exception.StorageDaemonError(
-                    f'{self.name}: nothing answers on {self.monitor_path}; {_CURE}')
+                    f'{self.name}: nothing answers on {self.monitor_path}; {self._cure}')
             self.stop()
             self._check_listener()
             # The one that may have hung is gone.

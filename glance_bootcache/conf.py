@@ -7,6 +7,7 @@ from oslo_config import cfg
 
 from bootcache import cachelayout, properties, tier
 from bootcache import conf as shared
+from bootcache.connectors import connectors
 from bootcache.exception import ConfigurationError
 from bootcache.exchange import limits
 from glance_bootcache import bootconf
@@ -15,6 +16,8 @@ AUTH_GROUP = 'service_auth'
 # Values of snapshot_exporters.
 OWN, COMMON = 'own', 'common'
 _NONE = 'none'
+# Of an exporter of one host.
+_LONGEST_SOCKET = 'exporter-65535.qmp'
 
 opts = [
     cfg.StrOpt('state_dir',
@@ -31,8 +34,9 @@ Related options:
     cfg.StrOpt('run_dir',
                default='/run/glance-bootcache',
                help="""
-Directory for the exporter's monitor socket, pid file and log. Unix socket paths
-end at 107 bytes, so keep it short.
+Directory for the exporter's monitor socket, pid file and log; with
+``rbd_store_pool`` of the connectors through which it reads bases as well. An
+absolute path of at most 59 bytes then, and of 88 without.
 """),
     cfg.ListOpt('glance_store_dirs',
                 default=[],
@@ -651,7 +655,8 @@ def check(conf: cfg.ConfigOpts) -> None:
     disk_limits(conf)
     memory_limits(conf)
     aggregates(conf)
-    shared.check_sockets(conf)
+    shared.check_sockets(conf, run_dir=connectors.LONGEST_SOCKET if group.rbd_store_pool
+                         else _LONGEST_SOCKET)
     if group.exchange_address:
         limits.read(conf)
 

@@ -45,10 +45,6 @@ _UNPRIVILEGED = 1024
 _ANY_ADDRESS = ('0.0.0.0', '::')
 # The begin of a distinguished name without "=": what stands for any characters stands for it too.
 _ANY_PART = re.compile(r'[A-Z0-9.]*[*?]')
-# The sockets with the longest paths, see storagedaemon.py: of the exporter of all hosts, of that of
-# one, and of connectors where bases are read in Ceph, by a link that QEMU connects to.
-_LONGEST_SOCKET = 'exporter.qmp', 'exporter-65535.qmp'
-_LONGEST_LINK = f'bases/{"0" * 32}.sock'
 _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
          ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
          ks_exceptions.DiscoveryFailure, ks_exceptions.RequestTimeout)
@@ -64,11 +60,6 @@ def check_place(conf: cfg.ConfigOpts) -> None:
     scratch.check_parent()
     group = conf[bootcache_conf.GROUP]
     tier.check_directory('run_dir', group.run_dir, make=True)
-    longest = _LONGEST_LINK if group.rbd_store_pool else _LONGEST_SOCKET[bool(group.export_ports)]
-    if len(os.fsencode(os.path.join(group.run_dir, longest))) > listening.PATH_BYTES:
-        raise ConfigurationError(
-            f'[bootcache]run_dir={group.run_dir} is too long: paths of unix sockets end at'
-            f' {listening.PATH_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
     _check_address(group)
     _check_admission(group)
     _check_ports(group)

@@ -10,6 +10,7 @@ from oslo_log import log as logging
 from bootcache import conf as shared
 from bootcache import exception, optionfault, rpcapi, tier
 from bootcache.ceph.rights import RbdAccess
+from bootcache.connectors import connectors
 from bootcache.exchange import limits
 from bootcache.tier import TierLimits
 from nova_bootcache.gateway import sharedstore
@@ -210,10 +211,12 @@ so the time after which it hears of what it is to let go of.
                default='/run/bootcache',
                help="""
 Directory of the gateway's monitor socket and pid file, and of the connectors
-through which the gateway reads bases. A gateway that systemd started is
-adopted if its monitor is ``gateway.qmp`` in here, and one that runs in another
-container if that shares this directory with nova-compute's. So it is with
-``bootcache-connectors``, whose socket is ``connectors.sock`` in here.
+through which the gateway reads bases; an absolute path of at most 59 bytes.
+
+A gateway that systemd started is adopted if its monitor is ``gateway.qmp`` in
+here, and one that runs in another container if that shares this directory with
+nova-compute's. So it is with ``bootcache-connectors``, whose socket is
+``connectors.sock`` in here.
 
 Related options:
 
@@ -336,9 +339,7 @@ def check(conf: cfg.ConfigOpts) -> None:
             # Which has what follows it, as of a password.
             raise exception.ConfigurationError(
                 f'[{shared.GROUP}]{name}: a "$" in its value; write "$$" for it') from None
-    shared.check_sockets(conf)
-    if not os.path.isabs(group.gateway_run_dir):
-        tier.check_directory('gateway_run_dir', group.gateway_run_dir)
+    shared.check_sockets(conf, gateway_run_dir=connectors.LONGEST_SOCKET)
     if group.exchange_address:
         limits.read(conf)
     shared.warn_unused(conf, 'compute_memory_quota', 'compute_memory_directory')

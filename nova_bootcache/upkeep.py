@@ -43,7 +43,7 @@ class HostUpkeep:
         self._host = host
         self._holdings = holdings
         self._news = News(LOG)
-        self._has_gateway = False
+        self._has_gateway = self._has_connectors = False
         self._stopped = threading.Event()
         # What could not be done, as ``serve:`` and an image's id.
         self._pauses = GrowingPauses(PERIOD_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
@@ -138,6 +138,7 @@ class HostUpkeep:
 
         :raises BootcacheError: if the gateway, a connector or Ceph does not answer.
         """
+        self._has_connectors = False
         remotes = {entry.remote.image_id: entry.remote for entry in self._host.cache.entries()}
         present = self._host.gateway.present(remotes)
         self._host.connections.reconcile({
@@ -145,6 +146,7 @@ class HostUpkeep:
                for image_id, there in present.items() if there.source},
             **{there.content: remotes[image_id] for image_id, there in present.items()
                if there.is_exported and there.content == remotes[image_id].export}})
+        self._has_connectors = True
 
     def replace_empty(self) -> None:
         """Replace empty cache images by whole ones, where the storage service has built them."""
@@ -203,7 +205,8 @@ class HostUpkeep:
             if away:
                 self._news.bad(_SERVICE, 'bootcache: the storage service is not reached (%s):'
                                ' servers boot from what is on this host, or the stock way', away)
-            elif self._has_gateway and self._host.certificates.are_right:
+            elif self._has_gateway and self._has_connectors \
+                    and self._host.certificates.are_right:
                 self._news.good(_SERVICE, 'bootcache %s, which speaks RPC %s, is ready: %s',
                                 _version(), rpcapi.VERSION, _described(self._host))
 

@@ -30,15 +30,14 @@ def digest(export: str) -> str:
     return hashlib.sha256(export.encode()).hexdigest()[:32]
 
 
-def daemon(directory: str, name: str, autostart: bool) -> StorageDaemon:
+def daemon(directory: str, name: str) -> StorageDaemon:
     """Return the daemon of a connector.
 
     :param directory: of all connectors' files.
-    :param autostart: whether it may be started by this process.
     """
     return StorageDaemon(name, directory, UnixListener(socket_path(directory, name)),
-                         autostart=autostart, patience=_ANSWER_SECONDS,
-                         command_seconds=_COMMAND_SECONDS, queue_seconds=_QUEUE_SECONDS,
+                         patience=_ANSWER_SECONDS, command_seconds=_COMMAND_SECONDS,
+                         queue_seconds=_QUEUE_SECONDS,
                          # Of a base that a storage node cannot read its exporter tells.
                          trace=errorlog.traced_apart(directory, name)
                          if name.startswith(RBD) else '')
@@ -65,7 +64,7 @@ class Connector:
     def __init__(self, directory: str, name: str):
         self.name = name
         self.socket = socket_path(directory, name)
-        self._daemon = daemon(directory, name, autostart=False)
+        self._daemon = daemon(directory, name)
         self.log_path = self._daemon.log_path
 
     @property

@@ -25,6 +25,8 @@ LOG = logging.getLogger(__name__)
 LINKS, CONNECTORS = 'bases', 'connectors'
 # Where a link leads for which a socket cannot be had, at which readers wait.
 _NOWHERE = 'nowhere'
+# In a directory of connectors.
+LONGEST_SOCKET = f'{LINKS}/{"0" * 32}.sock.new'
 # That a read takes before a link leads to a connector.
 _READ_SECONDS = 3
 # Who had a link be made that long ago has opened the base, or will not.

@@ -74,7 +74,7 @@ class Starter:
                 daemon.ensure_running()
 
     def _daemon(self, name: str) -> StorageDaemon:
-        return connector.daemon(self._directory, name, autostart=True)
+        return connector.daemon(self._directory, name)
 
     def listen(self) -> None:
         """Be the one that starts connectors; who waits for a base does so at this one's sockets.

@@ -57,7 +57,8 @@ def cure(error: Exception | None, is_full: bool) -> str:
     if isinstance(error, exception.StorageDaemonError) \
             and not isinstance(error, exception.BaseUnreadable):
         return ('See why the gateway does not serve it: its log is in [bootcache]gateway_run_dir,'
-                ' and "systemctl status bootcache-gateway" tells of its unit')
+                ' and "systemctl status bootcache-gateway bootcache-connectors" tells of'
+                ' the units')
     if error is not None:
         return ('Have the storage service serve the image again, with the same content; see'
                 ' "bootcache image show" of it')

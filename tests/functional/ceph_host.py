@@ -84,7 +84,7 @@ def reader(host, node):
 def daemon(host, name):
     """Return the daemon of a connector."""
     return connector.daemon(os.path.join(os.path.dirname(host.gateway.socket_path), 'connectors'),
-                            name, False)
+                            name)
 
 
 def readers_in_ceph(host):

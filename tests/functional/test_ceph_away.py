@@ -25,7 +25,7 @@ def connector_of(exporters, manifest):
     """Return the daemon of the connector by which the exporters read a base."""
     connectors = exporters._clones._connectors
     return connector.daemon(connectors._directory, connectors.name_of(
-        places.clone_of(manifest.made.base_path).name), autostart=False)
+        places.clone_of(manifest.made.base_path).name))
 
 
 def kill(daemon):

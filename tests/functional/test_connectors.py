@@ -225,7 +225,7 @@ def test_one_that_was_killed_is_started_again(connectors, storage_nodes, reader,
     connectors.connect(EXPORT, way(storage_nodes[0]))
     path = reader()
     name = connectors.name_of(EXPORT)
-    daemon = connector.daemon(os.path.join(directory, 'connectors'), name, False)
+    daemon = connector.daemon(os.path.join(directory, 'connectors'), name)
     os.kill(daemon.pid(), signal.SIGKILL)
     until(lambda: not daemon.runs, 'its end')
     connectors.connect(EXPORT, way(storage_nodes[0]))

@@ -47,7 +47,7 @@ def do(request, directory):
 
 
 def daemon(directory, name=NAME):
-    return connector.daemon(os.path.join(directory, 'connectors'), name, autostart=False)
+    return connector.daemon(os.path.join(directory, 'connectors'), name)
 
 
 def link(directory, base=BASE):

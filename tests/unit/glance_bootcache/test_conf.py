@@ -22,6 +22,8 @@ def test_the_defaults_are_right(storage_conf):
     ({'default_quota': '10XB'}, ['default_quota=10XB: is not a size', '4GiB']),
     ({'boot_marker': '('}, ['boot_marker', '(', '; give a regular expression']),
     ({'gateway_socket': 'gw.sock'}, ['gateway_socket=gw.sock', 'absolute']),
+    ({'run_dir': '/' + 88 * 'x'}, ['run_dir', 'at most 88 bytes']),
+    ({'run_dir': '/' + 59 * 'x', 'rbd_store_pool': 'bootcache'}, ['run_dir', 'at most 59 bytes']),
     ({'exchange_address': '192.0.2.1', 'exchange_networks': ['foo']}, ['exchange_networks', 'foo']),
     ({'boot_marker': ''}, ['boot_marker'])])
 def test_a_wrong_value_names_its_option(storage_conf, values, named):

@@ -215,6 +215,7 @@ def test_a_rate_of_warming_that_makes_no_sense(conf):
     ('require_download_policy = x', 'Unexpected boolean'), ('rpc_timeout = 1000', 'less than'),
     ('base_access = ceph', 'Valid values are'), ('gateway_socket = gw.sock', 'absolute path'),
     ('exchange_socket = /' + 107 * 'x', 'at most 107 bytes'), ('gateway_run_dir = gw', 'absolute'),
+    ('gateway_run_dir = /' + 59 * 'x', 'at most 59 bytes'),
     ('exchange_address = host', 'is no address'),
     ('transport_url = http://user:secret@bus/', 'begins with http://'),
     ('transport_url = rabbit://user:se$cret@bus:5672/', 'write "$$"'),

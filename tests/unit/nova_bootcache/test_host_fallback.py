@@ -137,7 +137,7 @@ def test_all_that_is_said_of_a_gateway_that_nobody_started_names_the_cure(host, 
     HostUpkeep(host, types.SimpleNamespace(exchange=lambda: '')).once()
     lines = [record.getMessage() for record in caplog.records
              if record.levelname in ('WARNING', 'ERROR') and 'gateway' in record.getMessage()]
-    assert len(lines) == 1 and 'start its systemd unit' in lines[0]
+    assert len(lines) == 1 and 'start bootcache-gateway.service' in lines[0]
 
 
 def test_before_the_driver_is_started(host, tmp_path):

@@ -289,7 +289,7 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
 
     # 7. The storage node.
     # Of one that has ended there may be a file: kill says so, and fails.
-    operator.shell(page.take('cat /run/glance-bootcache/{,connectors/}*.pid | xargs -r kill', **{
+    operator.shell(page.take('cat /run/glance-bootcache/{,connectors/}*.pid | xargs -r kill -9', **{
         '/run/glance-bootcache': str(cloud.exporter_directory)}) + ' || true')
     wait_until(lambda: cloud.exporter_pid() is None, "the exporter's end", 30)
     page.skip(NO_SYSTEMD,

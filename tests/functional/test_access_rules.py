@@ -71,7 +71,7 @@ def test_contexts_are_of_types_that_the_module_has():
     known = set(re.findall(r'^type (\w+);', MODULE.read_text(), re.M))
     lines = [line for line in CONTEXTS.read_text().splitlines() if not line.startswith('#')]
     named = [re.fullmatch(r'\S+\t(?:--\t)?system_u:object_r:(\w+):s0', line) for line in lines]
-    assert len(lines) == 7 and all(named)
+    assert len(lines) == 8 and all(named)
     assert {match[1] for match in named} <= known
 
 

@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import libvirt
+import libvirt_qemu
 
 from bench.faults.storageside import log_to
-from bench.faults.wayplan import Figures
+from bench.faults.wayplan import Event, Figures, figures_of
 from nova_bootcache.standstill import errorstop
 from tools import libvirtd
 
 # Of the disk of 24 MiB, the last 8 MiB, of which a boot has read nothing (images.py).
 _BEGIN, _BLOCK = 16 << 20, 4096
 _FAILED = 0xffffffff
-_LOOK_SECONDS = 0.1
+# QEMU's own, which have the moment: libvirt may be slow to tell.
+_EVENTS = {'STOP': Event.STOPPED, 'RESUME': Event.RESUMED}
 
 # xor ax, ax; mov ds, ax; mov ss, ax; mov sp, 0x7c00; cld; again: imul eax, [0x7d00], 1103515245;
 # add eax, 12345; mov [0x7d00], eax; shr eax, 8; and eax, 0x7ff; shl eax, 3; add eax, 32768;
@@ -83,23 +85,26 @@ class _Guest:
     :param sums: of all places, by their sectors.
     """
 
-    def __init__(self, domain: Any, console: str, sums: dict[int, int]):
-        self._domain, self._sums = domain, sums
+    def __init__(self, console: str, sums: dict[int, int]):
+        self._sums = sums
         self._lock = threading.Lock()
-        self._ends: list[float] = []
-        self._figures = Figures()
-        # Since when a read or the guest waits; None where no read is under way, or it runs.
-        self._begun: float | None = None
-        self._paused: float | None = None
+        self._events: list[tuple[float, Event]] = []
+        self._errors = self._wrong = 0
         self._console = socket.socket(socket.AF_UNIX)
         self._console.connect(console)
-        for target in (self._hear, self._look):
-            threading.Thread(target=target, daemon=True).start()
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def note(self, moment: float, event: Event) -> None:
+        """Note what was told of it, at a moment in monotonic seconds."""
+        with self._lock:
+            self._events.append((moment, event))
 
     def begin(self) -> None:
         """Count anew."""
         with self._lock:
-            self._ends, self._figures = [], Figures()
+            # A read may be under way.
+            self._events = [one for one in self._events[-1:] if one[1] is Event.BEGUN]
+            self._errors = self._wrong = 0
 
     def figures(self, since: float | None) -> Figures:
         """Return what was seen since it was begun.
@@ -107,23 +112,8 @@ class _Guest:
         :param since: the moment of ``until_on``, in monotonic seconds.
         """
         with self._lock:
-            self._note(time.monotonic())
-            later = [end for end in self._ends if since is not None and end > since]
-            return dataclasses.replace(
-                self._figures, reads=len(self._ends),
-                until_on=later[0] - since if later and since is not None else None)
-
-    def _add(self, **more: int) -> None:
-        self._figures = dataclasses.replace(self._figures, **{
-            name: getattr(self._figures, name) + value for name, value in more.items()})
-
-    def _note(self, now: float) -> None:
-        found = self._figures
-        if self._paused is not None:
-            found = dataclasses.replace(found, paused=max(found.paused, now - self._paused))
-        elif self._begun is not None:
-            found = dataclasses.replace(found, unanswered=max(found.unanswered, now - self._begun))
-        self._figures = found
+            return dataclasses.replace(figures_of(self._events, time.monotonic(), since),
+                                       errors=self._errors, wrong=self._wrong)
 
     def _hear(self) -> None:
         place: int | None = None
@@ -136,35 +126,21 @@ class _Guest:
                 now, value = time.monotonic(), 0
                 for digit in told:
                     value = value << 4 | digit - 65
+                self.note(now, Event.BEGUN if place is None else Event.ENDED)
+                if place is None:
+                    place = value
+                    continue
                 with self._lock:
-                    self._note(now)
-                    if place is None:
-                        place, self._begun = value, now
-                        continue
-                    self._ends.append(now)
-                    self._add(errors=value == _FAILED,
-                              wrong=_BLOCK * (value not in (_FAILED, self._sums[place])))
-                    place = self._begun = None
+                    self._errors += value == _FAILED
+                    self._wrong += _BLOCK * (value not in (_FAILED, self._sums[place]))
+                place = None
         with self._lock:
-            self._add(errors=1)
+            self._errors += 1
 
-    def _look(self) -> None:
-        while True:
-            try:
-                is_paused = self._domain.state(0)[0] == libvirt.VIR_DOMAIN_PAUSED
-            except libvirt.libvirtError:
-                return
-            with self._lock:
-                now = time.monotonic()
-                self._note(now)
-                if is_paused and self._paused is None:
-                    self._paused = now
-                    self._add(pauses=1)
-                elif not is_paused and self._paused is not None:
-                    # QEMU asks anew.
-                    self._paused = None
-                    self._begun = self._begun and now
-            time.sleep(_LOOK_SECONDS)
+
+def _dispatch() -> None:
+    while True:
+        libvirt.virEventRunDefaultImpl()
 
 
 class QemuSide:
@@ -177,8 +153,13 @@ class QemuSide:
         log_to(f'{directory}/log/qemu.log')
         self._home = home(directory)
         Path(self._home).mkdir(exist_ok=True)
+        libvirt.virEventRegisterDefaultImpl()
+        threading.Thread(target=_dispatch, daemon=True).start()
         self._process, self._connection = libvirtd.start(self._home)
-        self._guests: list[_Guest] = []
+        for name in _EVENTS:
+            libvirt_qemu.qemuMonitorEventRegister(self._connection, None, name, self._note, None)
+        # By their servers.
+        self._guests: dict[str, _Guest] = {}
         self._sums: dict[int, int] = {}
         self._numbers = itertools.count()
 
@@ -195,12 +176,17 @@ class QemuSide:
         """
         place = f'{self._home}/{next(self._numbers)}'
         Path(f'{place}.boot').write_bytes(_boot_disk(zlib.crc32(server_id.encode())))
-        domain = self._connection.createXML(_xml(server_id, bus, disk, place), 0)
-        self._guests.append(_Guest(domain, f'{place}.console', self._sums))
+        self._connection.createXML(_xml(server_id, bus, disk, place), 0)
+        self._guests[server_id] = _Guest(f'{place}.console', self._sums)
+
+    def _note(self, _connection: Any, domain: Any, name: str, seconds: int, micros: int,
+              *_details: Any) -> None:
+        if (guest := self._guests.get(domain.UUIDString())) is not None:
+            guest.note(seconds + micros / 1e6 - time.time() + time.monotonic(), _EVENTS[name])
 
     def begin(self) -> None:
         """Count anew."""
-        for guest in self._guests:
+        for guest in self._guests.values():
             guest.begin()
 
     def figures(self, since: float | None = None) -> list[Figures]:
@@ -208,7 +194,7 @@ class QemuSide:
 
         :param since: the moment of ``until_on``.
         """
-        return [guest.figures(since) for guest in self._guests]
+        return [guest.figures(since) for guest in self._guests.values()]
 
     def end_guests(self) -> None:
         """End all guests; what was seen of them is forgotten."""

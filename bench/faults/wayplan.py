@@ -1,7 +1,8 @@
 """Ways to a base that fail: which cases there are, and what has to come of each. Pure."""
 
 import dataclasses
-from collections.abc import Sequence
+import enum
+from collections.abc import Iterable, Sequence
 
 from bench.faults.report import Outcome
 
@@ -58,6 +59,45 @@ class Figures:
     until_on: float | None = None
     errors: int = 0
     wrong: int = 0
+
+
+class Event(enum.Enum):
+    """What is told of a guest: by itself of its reads, by its QEMU of the rest."""
+
+    BEGUN, ENDED = 'a read begins', 'a read has ended'
+    STOPPED, RESUMED = 'it is paused', 'it goes on'
+
+
+def figures_of(events: Iterable[tuple[float, Event]], now: float,
+               since: float | None) -> Figures:
+    """Return what was seen of a guest by what was told, without errors and wrong bytes. Pure.
+
+    :param events: with their monotonic seconds, in any order.
+    :param now: until when.
+    :param since: the moment of ``until_on``.
+    """
+    begun: float | None = None
+    stopped: float | None = None
+    unanswered = paused = 0.0
+    ends, pauses = [], 0
+    found: list[tuple[float, Event | None]] = [*sorted(events, key=lambda one: one[0]), (now, None)]
+    for moment, event in found:
+        if stopped is not None:
+            paused = max(paused, moment - stopped)
+        elif begun is not None:
+            unanswered = max(unanswered, moment - begun)
+        if event is Event.BEGUN:
+            begun = moment
+        elif event is Event.ENDED:
+            begun = None
+            ends.append(moment)
+        elif event is Event.STOPPED and stopped is None:
+            stopped, pauses = moment, pauses + 1
+        elif event is Event.RESUMED:
+            # QEMU asks anew.
+            stopped, begun = None, begun and moment
+    later = [end - since for end in ends if since is not None and end > since]
+    return Figures(len(ends), unanswered, paused, pauses, later[0] if later else None)
 
 
 @dataclasses.dataclass(frozen=True)

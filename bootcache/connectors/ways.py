@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import socket
@@ -22,8 +21,13 @@ from bootcache.connectors import connector
 # Reads wait for a connection without end: the link to the connector is exchanged meanwhile.
 _RECONNECT_SECONDS = 3600
 # What a name stands for is known for some seconds; that nothing tells for less: guests wait for it.
-_RESOLVE_SECONDS, _RESOLVED_SECONDS, _UNRESOLVED_SECONDS = 3, 10, 1
+_RESOLVE_SECONDS, _RESOLVED_SECONDS, _UNRESOLVED_SECONDS = 2, 10, 0.5
 _CONNECT_SECONDS, _MOST_ADDRESSES = 0.5, 4
+# A name server that hangs is waited for once for all bases of a node.
+_known: cachetools.TLRUCache[tuple[str, int], str | Exception] = cachetools.TLRUCache(
+    1000, lambda _key, found, now: now + (_UNRESOLVED_SECONDS if isinstance(found, Exception)
+                                          else _RESOLVED_SECONDS))
+_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Way:
 def nbd_way(host: str, port: int, export: str, credentials: str = '') -> Way:
     """Return the way to what a storage node exports.
 
-    A name is resolved here, within three seconds: QEMU's resolver may keep all of a connector
+    A name is resolved here, within two seconds: QEMU's resolver may keep all of a connector
     waiting. Of several addresses it is the first that somebody listens at. A certificate is
     compared with the name all the same, by QEMU 7.0 and later.
 
@@ -107,16 +111,21 @@ def _address(host: str, port: int) -> str:
     return found
 
 
-# A name server that hangs is waited for once for all bases of a node.
-@cachetools.cached(cachetools.TLRUCache(
-    1000, lambda _key, found, now: now + (_UNRESOLVED_SECONDS if isinstance(found, Exception)
-                                          else _RESOLVED_SECONDS)), lock=threading.Lock())
 def _resolved(host: str, port: int) -> str | Exception:
+    def look_up() -> str:
+        address = _look_up(host, port)
+        # Also when nobody waits any more: the first of several name servers may be away.
+        with _lock:
+            _known[host, port] = address
+        return address
+
+    with _lock:
+        found = _known.get((host, port))
     try:
-        return bus.begin(functools.partial(_look_up, host, port),
-                         'bootcache-resolve').result(_RESOLVE_SECONDS)
+        return found or bus.begin(look_up, 'bootcache-resolve').result(_RESOLVE_SECONDS)
     except (OSError, RuntimeError, concurrent.futures.TimeoutError) as error:
-        return error
+        with _lock:
+            return _known.setdefault((host, port), error)
 
 
 def _look_up(host: str, port: int) -> str:

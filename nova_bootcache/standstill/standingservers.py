@@ -124,7 +124,7 @@ PERIOD_SECONDS = 10.0
 # After a try: where several reads were under way, the guest stops again at once.
 _FIRST_TRY, _LONGEST_TRY = 1.0, 60.0
 # So often it is seen whether the watch over bases has found a way.
-_WATCHED_SECONDS = 1.0
+_WATCHED_SECONDS = 0.25
 # A request that gives an error again does so within the 8 s for which the gateway keeps it: a
 # guest that ran for longer met a new one.
 _RELAPSE_SECONDS = 30.0

@@ -6,7 +6,7 @@ import pytest
 
 from bench.faults import __main__ as command
 from bench.faults import wayguest, wayplan
-from bench.faults.wayplan import CASES, WAYS, Figures, WayOutcome
+from bench.faults.wayplan import CASES, WAYS, Event, Figures, WayOutcome
 
 GOOD = Figures(reads=100, unanswered=24.9, paused=30.0, pauses=1, until_on=4.9)
 
@@ -49,6 +49,17 @@ def test_what_is_not_as_it_has_to_be_is_told(figures, starts, said):
     found = wayplan.faults_of([GOOD, bad], *starts)
     assert len(found) == len(said)
     assert all(part in one for part, one in zip(said, found, strict=True))
+
+
+def test_what_a_guest_waits_for_is_counted_while_it_runs():
+    events = [(1.0, Event.BEGUN), (1.5, Event.ENDED), (2.0, Event.BEGUN), (50.0, Event.RESUMED),
+              (50.5, Event.ENDED), (51.0, Event.BEGUN),
+              # Told late.
+              (20.0, Event.STOPPED)]
+    assert wayplan.figures_of(events, 54.0, 40.0) == Figures(
+        reads=2, unanswered=18.0, paused=30.0, pauses=1, until_on=10.5)
+    assert wayplan.figures_of(events, 99.0, 60.0).until_on is None
+    assert wayplan.figures_of(events, 99.0, 60.0).unanswered == 48.0
 
 
 def test_the_report_has_the_way():

@@ -45,7 +45,7 @@ class Names:
 @pytest.fixture(autouse=True)
 def nothing_known():
     """What is known of names is forgotten: they are tried for ten seconds."""
-    ways._resolved.cache_clear()
+    ways._known.clear()
 
 
 @pytest.fixture
@@ -129,6 +129,21 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(new_qemu, monkeypatch
         over.set()
 
 
+def test_a_resolver_that_answers_late_is_heard(names, new_qemu, monkeypatch):
+    """The first name server of resolv.conf may be away: five seconds are lost, each time."""
+    goes_on, found = threading.Event(), socket.getaddrinfo
+    monkeypatch.setattr(socket, 'getaddrinfo',
+                        lambda *arguments, **how: goes_on.wait() and found(*arguments, **how))
+    monkeypatch.setattr(ways, '_RESOLVE_SECONDS', 0.05)
+    with pytest.raises(exception.StorageNodeAway, match='the name service does not answer'):
+        nbd_way('storage-1', 10810, 'base-x')
+    goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == 'bootcache-resolve':
+            thread.join()
+    assert nbd_way('storage-1', 10810, 'base-x').node['server']['host'] == '10.0.0.1'
+
+
 @pytest.mark.parametrize('is_known', [True, False])
 def test_a_name_is_asked_for_once_in_ten_seconds(names, new_qemu, is_known):
     """A hundred bases are looked for after each other, and a name server may hang."""
@@ -144,7 +159,7 @@ def test_of_several_addresses_it_is_one_that_somebody_listens_at(names, new_qemu
         port = exporter.getsockname()[1]
         names.known['storage-1'] = ['127.0.0.3', '127.0.0.2']
         assert nbd_way('storage-1', port, 'base-x').node['server']['host'] == '127.0.0.2'
-        ways._resolved.cache_clear()
+        ways._known.clear()
     # Nobody listens: the first one, as the name service has it.
     assert nbd_way('storage-1', port, 'base-x').node['server']['host'] == '127.0.0.3'
 

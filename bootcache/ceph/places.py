@@ -8,6 +8,7 @@ wants to write for that, so that its key could delete it.
 import dataclasses
 import hashlib
 import re
+import secrets
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,8 @@ _SNAPSHOT = 'snap'
 _MOST_LOCATIONS = 8
 # What Ceph's commands take for a name, and for nothing else.
 _NAME = re.compile(r'[A-Za-z0-9_.][A-Za-z0-9_.:-]{0,127}')
-_CLONE = re.compile(r'base-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9a-f]{8}')
+_CLONE = re.compile(r'base-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9a-f]{8}'
+                    r'(?:\.[0-9a-f]{8})?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,10 @@ class RbdClone:
     def path(self) -> str:
         """What a manifest calls it."""
         return f'{_SCHEME}{self.pool}/{self.namespace}/{self.name}'
+
+    def beside(self) -> 'RbdClone':
+        """Return where one is made that becomes this one: a crash may leave half of it."""
+        return dataclasses.replace(self, name=f'{self.name}.{secrets.token_hex(4)}')
 
     @property
     def image_id(self) -> str | None:

@@ -97,6 +97,11 @@ class Rbd:
                   '--dest-pool', clone.pool, '--dest-namespace', clone.namespace,
                   '--dest', clone.name)
 
+    def rename(self, clone: RbdClone, to: RbdClone) -> None:
+        """Rename a clone within its namespace; the errors are those of ``clone``."""
+        self._run('rbd', 'rename', *place(clone), '--dest-pool', to.pool,
+                  '--dest-namespace', to.namespace, '--dest', to.name)
+
     def size(self, clone: RbdClone) -> int:
         """Return a clone's size in bytes; the errors are those of ``clone``."""
         return int(self._info(clone)['size'])

@@ -31,8 +31,9 @@ LONGEST_SOCKET = f'{LINKS}/{"0" * 32}.sock.new'
 _READ_SECONDS = 3
 # Who had a link be made that long ago has opened the base, or will not.
 _FRESH_SECONDS = 120
-# Of one origin: one that is used, and one beside it where connections of that are stuck.
-_NUMBERS = 2
+# Of one origin: one that is used, and one beside it where connections of that are stuck; and one
+# by which nothing is read, see ``check``.
+_NUMBERS, _CHECKS = 2, 2
 
 
 def names_in(directory: str) -> list[str]:
@@ -116,6 +117,24 @@ class Connectors:
     def _of(self, name: str) -> Connector:
         return self._known.get(name) or self._known.setdefault(
             name, Connector(self._directory, name))
+
+    def check(self, export: str, way: Way) -> None:
+        """Check that a base can be read by a way, in a connector that nobody reads by: a read that
+        hangs keeps all others of a connector waiting (QEMU 10), and its connection.
+
+        :raises StorageDaemonError: as ``connect``.
+        """
+        found = self._of(f'{way.origin}-{_CHECKS}')
+        self._opening[export] = found.name
+        try:
+            if not found.runs:
+                self._starter('start', found.name)
+            self._open(found, export, way)
+        except BaseException:
+            self._opening.pop(export, None)
+            self._starter('kill', found.name)
+            raise
+        self._opening.pop(export, None)
 
     def connect(self, export: str, way: Way, avoid: Container[str] = ()) -> None:
         """Have a base be read by a way from now on; who reads it connects again.
@@ -238,13 +257,15 @@ class Connectors:
 
     def _used(self) -> dict[str, set[str]]:
         """Return the digests of what is read by each connector, as links tell."""
+        # First: what is opened has its link when it is no more.
+        opening = list(self._opening.items())
         found: dict[str, set[str]] = {}
         with contextlib.suppress(FileNotFoundError):
             for entry in os.listdir(self._links):
                 if entry.endswith('.sock') and (name := target(
                         os.path.join(self._links, entry))):
                     found.setdefault(name, set()).add(entry.removesuffix('.sock'))
-        for export, name in list(self._opening.items()):
+        for export, name in opening:
             found.setdefault(name, set()).add(connector.digest(export))
         return found
 
@@ -264,6 +285,10 @@ class Connectors:
     def _log(self, name: str) -> ErrorLog:
         path = self._of(name).log_path
         return ErrorLog(path, errorlog.apart(path))
+
+    def is_fresh(self, export: str) -> bool:
+        """Tell whether somebody may be about to open a base."""
+        return time.time() - self.since(export) <= _FRESH_SECONDS
 
     def touch(self, export: str) -> None:
         """Have ``keep`` leave a base as it is for two minutes: somebody is about to open it."""

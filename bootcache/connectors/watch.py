@@ -144,18 +144,20 @@ class BaseWatch:
             before = self._connectors.name_of(export)
             if before and self._read([export], _ANSWER_SECONDS)[export] is Answer.READ:
                 return
+            if before:
+                self._let_wait(export, before)
             failed_at, error = self._failed.get(export, (began, None))
             if error is not None and failed_at > began:
                 # For somebody else, for whom this one has waited.
                 raise error
-            try:
-                # Whoever reads it waits.
-                self._take(export, before, {} if self._connectors.has_link(export) else None)
-            except exception.BootcacheError:
-                if before and self._parks:
-                    self._connectors.park(export)
-                    self._connectors.disconnect(before)
-                raise
+            # Whoever reads it waits.
+            self._take(export, before, {} if self._connectors.has_link(export) else None)
+
+    def _let_wait(self, export: str, before: str) -> None:
+        """Have readers of a base wait for another way, of the time after which reads fail."""
+        if self._parks:
+            self._connectors.park(export)
+            self._connectors.disconnect(before)
 
     def prefer(self, export: str) -> None:
         """Have a base that is read be read by its best way; else it stays as it is.
@@ -212,21 +214,18 @@ class BaseWatch:
             nobody waits for reads.
         """
         error = exception.BootcacheError(f'{export} has given errors by all of its ways')
-        has_failed = False
         for way in self._ways(export, failed is not None):
             if self.is_bad(export, way.origin):
                 continue
-            if has_failed and failed is not None and before and self._parks:
-                # What its readers wait for the next one is of the time after which reads fail.
-                self._connectors.park(export)
-                self._connectors.disconnect(before)
-            has_failed = True
             try:
                 if failed is not None and way.origin in failed:
                     raise failed[way.origin]
+                others = self._read_by(way.origin) - {export}
+                if others and export in self._silent:
+                    self._connectors.check(export, way)
                 # One that was killed is started again.
                 avoid = {before} if self._connectors.runs(before) else set()
-                self._connectors.connect(export, way, avoid | self._silent_of(way.origin, avoid))
+                self._connectors.connect(export, way, avoid | self._silent_of(others, avoid))
                 self._silent.pop(export, None)
                 self._failed.pop(export, None)
                 return
@@ -237,15 +236,19 @@ class BaseWatch:
         self._failed[export] = self._clock(), error
         raise error
 
-    def _silent_of(self, origin: str, avoid: Container[str]) -> set[str]:
-        """Return the names of an origin's connectors by which another base has no answer just now:
-        what is opened there would wait with that, and keep all others waiting.
+    def _read_by(self, origin: str) -> set[str]:
+        return {export for export in self._known()
+                if self._connectors.name_of(export).startswith(f'{origin}-')}
 
-        :param avoid: those that are not looked at.
+    def _silent_of(self, others: Iterable[str], avoid: Container[str]) -> set[str]:
+        """Return the names of connectors by which another base has no answer just now: what is
+        opened there would wait with that, and keep all others waiting.
+
+        :param others: those bases.
+        :param avoid: connectors that are not looked at.
         """
-        read = {self._connectors.name_of(export): export for export in self._known()}
-        exports = [export for name, export in read.items()
-                   if name.startswith(f'{origin}-') and name not in avoid]
+        read = {self._connectors.name_of(export): export for export in others}
+        exports = [export for name, export in read.items() if name not in avoid]
         answers = self._read(exports, 1.0)
         return {self._connectors.name_of(export) for export in exports
                 if answers[export] is Answer.SILENT}
@@ -286,7 +289,9 @@ class BaseWatch:
         known = dict(self._known())
         names = {export: self._connectors.name_of(export) for export in known}
         linked = [export for export in known if names[export]]
-        answers = self._read(random.sample(linked, min(len(linked), _MOST_READ)), _ANSWER_SECONDS)
+        # Those that had no answer are read in each.
+        answers = self._read(sorted(random.sample(linked, len(linked)), key=lambda export:
+                                    export not in self._silent)[:_MOST_READ], _ANSWER_SECONDS)
         looping = self._connectors.looping() & set(linked)
         groups: dict[str, list[str]] = {}
         for export, place in known.items():
@@ -340,49 +345,69 @@ class BaseWatch:
             another way since: that stays.
         """
         failed: dict[str, exception.BootcacheError] = {}
-        parked: set[str] = set()
-        lost = []
+        lost: list[str] = []
         try:
-            # In any order: it may be one base alone that fails, as one whose file is damaged.
-            for export in random.sample(list(group), len(group)):
-                before, lock = group[export], self._locks.of(export)
-                # Whoever has it finds a way, or does not: the next look tells.
-                if self._stopped.is_set() or not lock.acquire(0):
-                    continue
-                try:
-                    if self._connectors.name_of(export) == before \
-                            and not self._mend_one(export, before, failed):
-                        lost.append(export)
-                        if before and not self._connectors.name_of(export):
-                            parked.add(before)
-                except Exception:
-                    LOG.exception('bootcache: unexpected error')
-                finally:
-                    lock.release()
-            # Links first: all of them begin to wait at the same time.
-            for name in parked:
-                self._connectors.disconnect(name)
-            self._lost(lost)
-        except exception.BootcacheError as error:
-            LOG.warning('%s', error)
+            ran = {name for name in group.values() if self._connectors.runs(name)}
+            stuck = ran if self._parks else set()
+            # All of them begin to wait at the same time: of that after which reads fail.
+            self._each({export: name for export, name in group.items() if name in stuck}, group,
+                       lambda export, _before: self._connectors.park(export))
+            for name in stuck:
+                with contextlib.suppress(exception.StorageDaemonError):
+                    self._connectors.disconnect(name)
+
+            def mend(export: str, before: str) -> None:
+                if not self._mend_one(export, before, before in ran, failed):
+                    lost.append(export)
+
+            self._each({export: '' if name in stuck else name for export, name in group.items()},
+                       group, mend)
+            if lost:
+                # Others of the place do not wait for what is asked.
+                bus.begin(functools.partial(self._lost, lost), 'bootcache-lost')
         except Exception:
             LOG.exception('bootcache: unexpected error')
 
-    def _mend_one(self, export: str, before: str,
+    def _each(self, names: Mapping[str, str], group: Mapping[str, str],
+              change: Callable[[str, str], None]) -> None:
+        """Change those bases that are read as they were, and that nobody else changes just now.
+
+        In any order: it may be one alone that fails, as one whose file is damaged.
+        """
+        for export in random.sample(list(names), len(names)):
+            lock = self._locks.of(export)
+            # Whoever has it finds a way, or does not: the next look tells.
+            if self._stopped.is_set() or not lock.acquire(0):
+                continue
+            try:
+                if self._connectors.name_of(export) == names[export]:
+                    change(export, group[export])
+            except exception.BootcacheError as error:
+                LOG.warning('%s', error)
+            except Exception:
+                LOG.exception('bootcache: unexpected error')
+            finally:
+                lock.release()
+
+    def _mend_one(self, export: str, before: str, ran: bool,
                   failed: dict[str, exception.BootcacheError]) -> bool:
-        """Return False if no way of a base goes; its link leads nowhere then, if that is to be."""
-        runs = self._connectors.runs(before)
+        """Return False if no way of a base goes; its link leads nowhere then, if that is to be.
+
+        :param ran: whether the connector did, by which it was read.
+        """
         try:
             self._take(export, before, failed)
-            if runs:
+            if ran:
                 self._exchanged_at[export] = self._clock()
             return True
         except exception.BootcacheError as error:
             # Of one that cannot be read since earlier it has been said.
             LOG.log(logging.WARNING if before else logging.DEBUG, '%s cannot be read now: %s',
                     export, error)
-            if before and (self._parks or self.is_bad(export, before.rpartition('-')[0])):
+            if self._connectors.name_of(export) and (
+                    self._parks or self.is_bad(export, before.rpartition('-')[0])):
                 self._connectors.park(export)
+                self._connectors.disconnect(before)
             # As after a kill of who had it opened while it was away.
             self._connectors.park_absent(export)
             return False

@@ -108,7 +108,8 @@ class BaseConnections:
             raise exception.StorageNodeAway(f'{export} is needed by nobody any more')
         # Why it is not read in Ceph is logged.
         if not self._watch.is_bad(export, self._clones.origin) and (
-                way := self._clones.way(remote, makes=not quickly)) is not None:
+                way := self._clones.way(remote, makes=not quickly and not self.is_in_ceph(export))
+        ) is not None:
             yield way
         yield nbd_way(remote.host, remote.port, remote.export,
                       self._encryption.credentials(remote.tls))
@@ -248,7 +249,9 @@ class BaseConnections:
 
         :param remotes: where they are, by the names of their exports.
         """
-        self._remotes = dict(remotes)
+        # Of what was connected just now the gateway may not have told yet.
+        self._remotes = {**{export: remote for export, remote in self._remotes.items()
+                            if self._connectors.is_fresh(export)}, **remotes}
         wanted = self._all()
         self._has_clones = self._has_clones or any(map(self.is_in_ceph, wanted))
         for export, remote in wanted.items():

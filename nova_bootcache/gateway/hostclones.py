@@ -1,7 +1,8 @@
 """This host's clones in Ceph, by which it reads bases past the storage node.
 
-The clone of a snapshot has one name in this host's namespace: what a crash left of one is found
-when it is made again, or by its name when nothing reads it. There is no other record.
+The clone of a snapshot has one name in this host's namespace, and has it once it is whole: whoever
+looks for a way in haste opens it by that, and does not ask Ceph. What a crash left of one is found
+by its name when nothing reads it. There is no other record.
 """
 
 import time
@@ -117,15 +118,20 @@ class HostClones:
                 f'it is in cluster {origin.fsid}, and [bootcache]base_rbd_ceph_conf='
                 f'{self._access.conf} is of {fsid}; name the configuration file of that cluster')
         try:
-            parent, snapshot_id = self._rbd.parent(clone)
+            self._check_parent(clone, origin)
         except RbdAbsent:
-            self._rbd.clone(origin.parent, clone)
-            LOG.info('%s is made, a clone of %s', clone.path, origin.parent)
+            made = clone.beside()
+            self._rbd.clone(origin.parent, made)
             steps.reached('clone: made')
-            parent, snapshot_id = self._rbd.parent(clone)
+            self._check_parent(made, origin)
+            self._rbd.rename(made, clone)
+            LOG.info('%s is made, a clone of %s', clone.path, origin.parent)
+
+    def _check_parent(self, clone: RbdClone, origin: RbdOrigin) -> None:
+        parent, snapshot_id = self._rbd.parent(clone)
         image = str(parent.get('id', ''))
         if (image, snapshot_id) != (origin.id, origin.snapshot_id):
-            # Half made, or of another image of that name, or a snapshot that was made anew.
+            # Of another image of that name, or a snapshot that was made anew.
             self._rbd.remove(clone)
             raise exception.BootcacheError(
                 f'{origin.parent} is image {image or "?"} of RBD, snapshot {snapshot_id or "?"},'
@@ -153,7 +159,7 @@ class HostClones:
             else:
                 self._asked_at.pop(name, None)
         for clone in self._rbd.clones(self._access.clone_pool, self._access.namespace):
-            if clone.image_id is not None and clone.name not in needed \
+            if clone.image_id is not None and clone.name.partition('.')[0] not in needed \
                     and self._rbd.remove(clone):
                 self._asked_at.pop(clone.name, None)
                 LOG.info('image %s: %s, which nothing reads, is removed from Ceph', clone.image_id,

@@ -47,17 +47,22 @@ class Connectors:
 
     :ivar away: places that do not answer.
     :ivar silent: names of connectors whose connections are stuck.
+    :ivar hangs: exports of which no read has an answer.
     :ivar lost: exports of which a storage node gives errors.
     :ivar loops: exports of which Ceph gives errors without end.
     :ivar tried: places at which something was tried, each time.
     :ivar ended: names of connectors whose connections were ended that no link leads to.
     :ivar kept: exports of which there are links at most.
+    :ivar fresh: exports that somebody is about to open.
+    :ivar checked: exports that were read where nobody else reads.
     """
 
     def __init__(self):
         self.links, self.places, self.running = {}, {}, set()
         self.away, self.silent, self.lost, self.loops = set(), set(), set(), set()
+        self.hangs = set()
         self.tried, self.kept, self.ended = [], None, []
+        self.fresh, self.checked = set(), []
         self.links_made_at = 1000.0
 
     def since(self, _export):
@@ -81,6 +86,14 @@ class Connectors:
 
     def touch(self, export):
         pass
+
+    def is_fresh(self, export):
+        return export in self.fresh
+
+    def check(self, export, way):
+        self.checked.append(export)
+        if export in self.hangs:
+            raise exception.StorageDaemonBusy(f'{way.text}: nothing')
 
     def connect(self, export, way, avoid=()):
         where = place(way.node)
@@ -128,7 +141,7 @@ class Connectors:
         name = self.name_of(export)
         if not self.runs(name) or export in self.lost:
             return Answer.FAILED
-        is_silent = name in self.silent or self.places[name] in self.away
+        is_silent = name in self.silent or self.places[name] in self.away or export in self.hangs
         return Answer.SILENT if is_silent else Answer.READ
 
 
@@ -183,6 +196,9 @@ class House:
 
     def wait(self):
         concurrent.futures.wait(self.watch._tried.values())
+        for thread in threading.enumerate():
+            if thread.name == 'bootcache-lost':
+                thread.join()
 
     def place(self, base=BASE):
         return self.connectors.place_of(base.export)

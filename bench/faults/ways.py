@@ -119,8 +119,10 @@ class _Trial:
 
         def lift() -> None:
             nonlocal returned
-            undo()
-            returned = time.monotonic()
+            try:
+                undo()
+            finally:
+                returned = time.monotonic()
 
         # New ones: those that stop again soon have to wait for longer each time.
         guests = self._start_guests()
@@ -150,7 +152,7 @@ class _Trial:
             round(max(max(one.unanswered, one.paused) for one in seen), 1),
             self._errors + sum(one.errors for one in seen),
             self._wrong + sum(one.wrong for one in seen), (), sum(one.pauses for one in seen),
-            stock, (), '; '.join(faults_of(seen, other, same)), stage.way,
+            stock, (), '; '.join(faults_of(case, seen, other, same)), stage.way,
             round(max(one.unanswered for one in seen), 1),
             round(max((one.until_on or 0.0) for one in seen), 1),
             round(other, 1), round(same, 1))

@@ -18,7 +18,7 @@ from bench.faults.plan import READING, Life, Row
 from bench.faults.stage import Stage
 from bench.faults.wayguest import QemuSide
 from bench.faults.wayhost import Units, WaysHost
-from bench.faults.wayplan import CEPH, TLS, Case
+from bench.faults.wayplan import CEPH, RENEWED, TLS, Case
 from bench.replay import children, netns
 from glance_bootcache.smallca import SmallCA
 
@@ -201,7 +201,7 @@ class WaysStage(Stage):
         if name == 'ceph-away':
             self.ceph.spoil(AWAY)
             return self.ceph.mend
-        if name == 'certificate-renewed':
+        if name == RENEWED:
             for machine in (STORAGE, HOST):
                 self.issue(machine)
             return lambda: None

@@ -423,7 +423,8 @@ class Chains:
         if entry is None:
             raise exception.BootcacheError(f'it is not noted where the base of {image_id} is; a'
                                            ' server that is started from the image notes it')
-        if not self._gateway.serves(image_id):
+        if not self._gateway.serves(image_id) \
+                or not self._gateway.connections.has_link(entry.remote.export):
             self.keep_chain(image_id, guest_waits=True)
         if (error := self._gateway.connections.failure(entry.remote)) is not None:
             raise error

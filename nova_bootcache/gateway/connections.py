@@ -95,12 +95,16 @@ class BaseConnections:
         """Tell whether a base can be read, as far as the watch knows."""
         return self._watch.is_read(export)
 
+    def has_link(self, export: str) -> bool:
+        """Tell whether the watch looks for a way to a base."""
+        return self._connectors.has_link(export)
+
     def check(self, export: str) -> None:
         """Check that a base can be read now: see ``BaseWatch``.
 
         Nothing is known of one that a gateway reads which was started before there were connectors.
         """
-        if self._connectors.has_link(export):
+        if self.has_link(export):
             self._watch.check(export)
 
     def _ways(self, export: str, quickly: bool) -> Iterator[Way]:
@@ -122,7 +126,7 @@ class BaseConnections:
     def _linked(self) -> dict[str, Remote]:
         # Of those that nobody reads there may be no link.
         return {export: remote for export, remote in self._all().items()
-                if self._connectors.has_link(export)}
+                if self.has_link(export)}
 
     def _all(self) -> dict[str, Remote]:
         # Who holds one may have known it for long, and where it was.

@@ -46,9 +46,16 @@ def test_names_choose_ways_and_cases():
     ({}, (0.0, 25.1), ['the same image took 25.1 s'])])
 def test_what_is_not_as_it_has_to_be_is_told(figures, starts, said):
     bad = Figures(**{**vars(GOOD), **figures})
-    found = wayplan.faults_of([GOOD, bad], *starts)
+    found = wayplan.faults_of(CASES[-1], [GOOD, bad], *starts)
     assert len(found) == len(said)
     assert all(part in one for part, one in zip(said, found, strict=True))
+
+
+def test_a_fault_that_reached_nobody_is_told():
+    quiet = Figures(reads=100, until_on=0.1)
+    told = {case.name for case in CASES if wayplan.faults_of(case, [quiet, quiet], 0.0, 0.0)}
+    assert told == {case.name for case in CASES} - {
+        'kill-supervisor', 'kill-connector', 'kill-gateway', 'kill-compute', wayplan.RENEWED}
 
 
 def test_what_a_guest_waits_for_is_counted_while_it_runs():

@@ -389,6 +389,38 @@ def test_where_nothing_answers_reads_fail_until_something_does(house):
     assert house.place() == NODE
 
 
+def test_one_that_hangs_is_tried_where_no_other_is_read(house):
+    """QEMU 10 would have all of a connector wait with it; what is left of it by 7.2 is ended."""
+    other = remote(OTHER).export
+    house.reads(BASE, remote(OTHER))
+    before = house.name(remote(OTHER))
+    house.connectors.hangs = {BASE.export}
+    house.look()
+    house.connectors.tried.clear()
+    for _look in range(2):
+        house.look()
+    assert not house.of.is_read(BASE.export) and house.connectors.tried == []
+    assert set(house.connectors.checked) == {BASE.export}
+    assert house.of.is_read(other) and house.name(remote(OTHER)) == before
+    house.connectors.hangs.clear()
+    house.look()
+    assert house.of.is_read(BASE.export)
+
+
+def test_readers_of_one_that_is_silent_wait_before_another_way_is_tried(house, monkeypatch):
+    house.reads(BASE)
+    linked, connect = [], house.connectors.connect
+
+    def note(export, way, avoid=()):
+        linked.append(house.name())
+        connect(export, way, avoid)
+
+    monkeypatch.setattr(house.connectors, 'connect', note)
+    house.connectors.silent = {house.name()}
+    house.look()
+    assert linked == [''] and house.place() == NODE
+
+
 def test_one_whose_connector_was_killed_is_read_by_it_again(house):
     house.reads(BASE)
     before = house.name()
@@ -566,6 +598,25 @@ def test_what_is_served_is_read_by_its_best_way_and_all_else_is_forgotten(house)
     house.of.reconcile({BASE.export: IN_CEPH})
     assert house.place() == CEPH
     assert house.connectors.kept == {BASE.export} and house.clones.read == {IMAGE}
+
+
+def test_one_that_the_gateway_is_about_to_serve_is_watched(house):
+    house.of.connect(BASE)
+    house.connectors.fresh = {BASE.export}
+    house.of.reconcile({})
+    house.connectors.silent = {house.name()}
+    house.look()
+    assert house.place() == NODE and house.name() not in house.connectors.silent
+    house.connectors.fresh.clear()
+    house.of.reconcile({})
+    assert house.connectors.kept == set()
+
+
+def test_of_one_that_is_read_in_ceph_nothing_is_asked_of_ceph(house):
+    house.of.connect(IN_CEPH)
+    asked = list(house.clones.made)
+    house.of.reconcile({BASE.export: IN_CEPH})
+    assert house.place() == CEPH and house.clones.made == asked
 
 
 def test_of_one_that_waits_only_the_watch_looks_for_a_way(house):

@@ -25,7 +25,7 @@ def test_boots_and_reads_go_on_past_it(hosts, node, directory):
     assert boot(host, f'{directory}/disk') is True
     connectors = host.connections._connectors
     name = connectors.name_of(node.remote().export)
-    daemon = connector.daemon(f'{directory}/gateway/connectors', name, False)
+    daemon = connector.daemon(f'{directory}/gateway/connectors', name)
     read, wanted = [], content(node)
     with frozen(daemon.pid()):
         reader = threading.Thread(

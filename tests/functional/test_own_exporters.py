@@ -380,7 +380,7 @@ def test_a_base_in_ceph_is_open_for_as_long_as_one_of_them_serves_it(ceph_conf, 
     name = places.clone_of(manifest.made.base_path).name
 
     def daemon():
-        return connector.daemon(clones._directory, clones.name_of(name), autostart=False)
+        return connector.daemon(clones._directory, clones.name_of(name))
 
     def reads(host):
         answer = exporters.describe(manifest, host.certificate)

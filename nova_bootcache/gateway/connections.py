@@ -110,7 +110,8 @@ class BaseConnections:
     def _ways(self, export: str, quickly: bool) -> Iterator[Way]:
         if (remote := self._all().get(export)) is None:
             raise exception.StorageNodeAway(f'{export} is needed by nobody any more')
-        is_open = self.is_in_ceph(export) and self._connectors.runs(self._connectors.name_of(export))
+        is_open = self.is_in_ceph(export) \
+            and self._connectors.runs(self._connectors.name_of(export))
         # Why it is not read in Ceph is logged.
         if not self._watch.is_bad(export, self._clones.origin) and (
                 way := self._clones.way(remote, makes=not (quickly or is_open))) is not None:

@@ -75,6 +75,8 @@ def start(monkeypatch, tmp_path, caplog):
         ours.settler = Settler()
         for part in (ours.upkeep, ours.standing, ours.bootcache.gateway):
             monkeypatch.setattr(part, 'start', lambda: None)
+        # It would be this machine's own.
+        monkeypatch.setattr(ours.bootcache._starter, 'listen', lambda: None)
         monkeypatch.setattr(ours.bootcache.gateway.daemon, 'exports', dict)
         monkeypatch.setattr(ours.bootcache.gateway.daemon, 'node_files', dict)
         with caplog.at_level('INFO'):

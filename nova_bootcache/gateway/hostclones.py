@@ -5,6 +5,7 @@ looks for a way in haste opens it by that, and does not ask Ceph. What a crash l
 by its name when nothing reads it. There is no other record.
 """
 
+import contextlib
 import time
 from collections.abc import Iterable
 
@@ -123,8 +124,14 @@ class HostClones:
             made = clone.beside()
             self._rbd.clone(origin.parent, made)
             steps.reached('clone: made')
-            self._check_parent(made, origin)
-            self._rbd.rename(made, clone)
+            try:
+                self._check_parent(made, origin)
+                self._rbd.rename(made, clone)
+            except exception.BootcacheError:
+                # Each try makes another; what Ceph keeps now goes when nothing reads the base.
+                with contextlib.suppress(exception.BootcacheError):
+                    self._rbd.remove(made)
+                raise
             LOG.info('%s is made, a clone of %s', clone.path, origin.parent)
 
     def _check_parent(self, clone: RbdClone, origin: RbdOrigin) -> None:

@@ -87,6 +87,25 @@ def test_who_has_no_time_for_ceph_asks_nothing_of_it(commands, clones):
     assert way.origin == clones.origin and commands.called() == ''
 
 
+def test_a_clone_that_does_not_get_its_name_does_not_stay(commands, clones, caplog):
+    """Another may have been made meanwhile, or the key not let it be renamed."""
+    clones._is_harmless = True
+    name = clones.clone(REMOTE, ORIGIN).name
+    parent = '{"pool": "images", "id": "1a", "snapshot": "snap"}'
+    commands.do(f'''case "$0 $* " in
+*/ceph*) echo f ;;
+*" info "*" {name} "*) echo "No such file or directory" >&2; exit 2 ;;
+*" info "*) echo '{{"size": 1, "parent": {parent}}}' ;;
+*" snap ls "*) echo '[{{"id": 4, "name": "snap"}}]' ;;
+*" rename "*) echo "rbd: rename error: (17) File exists" >&2; exit 17 ;;
+esac''')
+    assert clones.way(REMOTE) is None and 'File exists' in caplog.text
+    called = [line.split() for line in commands.called().splitlines()]
+    made, removed = ([words for words in called if word in words] for word in ('clone', 'rm'))
+    assert len(made) == len(removed) == 1
+    assert made[0][-1].startswith(f'{name}.') and removed[0][-1] == made[0][-1]
+
+
 @pytest.mark.parametrize('makes', [True, False])
 def test_where_it_is_off_or_nobody_told_of_it_there_is_no_way(commands, clones, makes, caplog):
     assert clones.way(dataclasses.replace(REMOTE, rbd=None), makes) is None

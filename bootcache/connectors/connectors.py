@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from oslo_log import log as logging
 
@@ -52,6 +52,13 @@ def target(link: str) -> str:
     except OSError:
         return ''
     return name if connector.NAME.fullmatch(name) else ''
+
+
+def _made_at(link: str) -> float:
+    try:
+        return os.lstat(link).st_mtime
+    except OSError:
+        return 0.0
 
 
 def is_parked(link: str) -> bool:
@@ -101,10 +108,7 @@ class Connectors:
         """Return when the link of a base was made that leads where it does, in seconds since the
         epoch; 0 if there is none.
         """
-        try:
-            return os.lstat(self.socket(export)).st_mtime
-        except OSError:
-            return 0.0
+        return _made_at(self.socket(export))
 
     def is_by(self, name: str, way: Way) -> bool:
         """Tell whether a connector is one of a way's, and runs."""
@@ -124,17 +128,26 @@ class Connectors:
 
         :raises StorageDaemonError: as ``connect``.
         """
-        found = self._of(f'{way.origin}-{_CHECKS}')
-        self._opening[export] = found.name
+        name = f'{way.origin}-{_CHECKS}'
+        try:
+            with self._opened(name, export, way):
+                pass
+        except BaseException:
+            self._starter('kill', name)
+            raise
+
+    @contextlib.contextmanager
+    def _opened(self, name: str, export: str, way: Way) -> Iterator[None]:
+        """Have a connector open a base; nobody ends it for want of a link while the block runs."""
+        found = self._of(name)
+        self._opening[export] = name
         try:
             if not found.runs:
-                self._starter('start', found.name)
+                self._starter('start', name)
             self._open(found, export, way)
-        except BaseException:
+            yield
+        finally:
             self._opening.pop(export, None)
-            self._starter('kill', found.name)
-            raise
-        self._opening.pop(export, None)
 
     def connect(self, export: str, way: Way, avoid: Container[str] = ()) -> None:
         """Have a base be read by a way from now on; who reads it connects again.
@@ -151,20 +164,14 @@ class Connectors:
         name = next((name for name in self._names(way) if name not in avoid), '')
         if not name:
             raise exception.StorageDaemonBusy(f'{way.text}: its connectors have no answer')
-        found = self._of(name)
-        self._opening[export] = name
         try:
-            if not found.runs:
-                self._starter('start', name)
-            self._open(found, export, way)
-            if before != name:
-                self._link(export, os.path.basename(found.socket))
+            with self._opened(name, export, way):
+                if before != name:
+                    self._link(export, os.path.basename(self._of(name).socket))
         except BaseException:
-            self._opening.pop(export, None)
             if name != before:
                 self.disconnect(name)
             raise
-        self._opening.pop(export, None)
         if before != name:
             steps.reached('connector: linked')
             if before:
@@ -314,8 +321,8 @@ class Connectors:
         with contextlib.suppress(FileNotFoundError):
             for entry in set(os.listdir(self._links)) - needed:
                 link = os.path.join(self._links, entry)
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - os.lstat(link).st_mtime > _FRESH_SECONDS:
+                if time.time() - _made_at(link) > _FRESH_SECONDS:
+                    with contextlib.suppress(FileNotFoundError):
                         os.unlink(link)
         for name in names_in(self._directory):
             try:

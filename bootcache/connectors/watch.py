@@ -144,7 +144,7 @@ class BaseWatch:
             before = self._connectors.name_of(export)
             if before and self._read([export], _ANSWER_SECONDS)[export] is Answer.READ:
                 return
-            if before:
+            if before and self._parks:
                 self._let_wait(export, before)
             failed_at, error = self._failed.get(export, (began, None))
             if error is not None and failed_at > began:
@@ -155,9 +155,8 @@ class BaseWatch:
 
     def _let_wait(self, export: str, before: str) -> None:
         """Have readers of a base wait for another way, of the time after which reads fail."""
-        if self._parks:
-            self._connectors.park(export)
-            self._connectors.disconnect(before)
+        self._connectors.park(export)
+        self._connectors.disconnect(before)
 
     def prefer(self, export: str) -> None:
         """Have a base that is read be read by its best way; else it stays as it is.
@@ -220,7 +219,7 @@ class BaseWatch:
             try:
                 if failed is not None and way.origin in failed:
                     raise failed[way.origin]
-                others = self._read_by(way.origin) - {export}
+                others = self._others(export, way.origin)
                 if others and export in self._silent:
                     self._connectors.check(export, way)
                 # One that was killed is started again.
@@ -236,22 +235,21 @@ class BaseWatch:
         self._failed[export] = self._clock(), error
         raise error
 
-    def _read_by(self, origin: str) -> set[str]:
-        return {export for export in self._known()
-                if self._connectors.name_of(export).startswith(f'{origin}-')}
+    def _others(self, export: str, origin: str) -> dict[str, str]:
+        """Return another base that is read by each of an origin's connectors, by their names."""
+        return {name: other for other in self._known() if other != export
+                and (name := self._connectors.name_of(other)).startswith(f'{origin}-')}
 
-    def _silent_of(self, others: Iterable[str], avoid: Container[str]) -> set[str]:
+    def _silent_of(self, others: Mapping[str, str], avoid: Container[str]) -> set[str]:
         """Return the names of connectors by which another base has no answer just now: what is
         opened there would wait with that, and keep all others waiting.
 
-        :param others: those bases.
+        :param others: such a base, by connector.
         :param avoid: connectors that are not looked at.
         """
-        read = {self._connectors.name_of(export): export for export in others}
-        exports = [export for name, export in read.items() if name not in avoid]
-        answers = self._read(exports, 1.0)
-        return {self._connectors.name_of(export) for export in exports
-                if answers[export] is Answer.SILENT}
+        read = {name: other for name, other in others.items() if name not in avoid}
+        answers = self._read(read.values(), 1.0)
+        return {name for name, other in read.items() if answers[other] is Answer.SILENT}
 
     def _read(self, exports: Iterable[str], seconds: float) -> dict[str, Answer]:
         sockets = {export: self._connectors.socket(export) for export in exports}
@@ -406,8 +404,7 @@ class BaseWatch:
                     export, error)
             if self._connectors.name_of(export) and (
                     self._parks or self.is_bad(export, before.rpartition('-')[0])):
-                self._connectors.park(export)
-                self._connectors.disconnect(before)
+                self._let_wait(export, before)
             # As after a kill of who had it opened while it was away.
             self._connectors.park_absent(export)
             return False

@@ -15,29 +15,9 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
+from bootcache.util.threads import daemon_thread
 
 Answer = TypeVar('Answer')
-
-
-def begin(call: Callable[[], Answer], name: str) -> concurrent.futures.Future[Answer]:
-    """Begin a call in a thread that ends with it, or with the process: a pool would wait for it.
-
-    Where eventlet has replaced Python's threads it is one of eventlet's.
-
-    :param name: of the thread.
-    :returns: what comes of it.
-    :raises RuntimeError: if no thread can be started.
-    """
-    outcome: concurrent.futures.Future[Answer] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call())
-        except Exception as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return outcome
 
 
 _CLIENTS_OWN_SECONDS = 1
@@ -71,7 +51,7 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
     :raises MessageDeliveryFailure: if the bus cannot be reached.
     :raises Exception: what the call raises else.
     """
-    outcome = begin(call, 'bootcache-ask')
+    outcome = daemon_thread(call, 'bootcache-ask')
     try:
         return outcome.result(seconds)
     except concurrent.futures.TimeoutError:

@@ -15,6 +15,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, qemuimg, tls
 from bootcache.exchange import members
+from bootcache.util.logthrottle import LogThrottle
 
 LOG = logging.getLogger(__name__)
 
@@ -139,8 +140,7 @@ class Expiry:
         self._directory = directory
         self._files = files
         self._clock = clock
-        # When it was said of a file that it ends, or that it has ended (True).
-        self._said: dict[tuple[str, bool], float] = {}
+        self._throttle = LogThrottle(LOG, AGAIN_SECONDS, clock)
 
     def look(self) -> None:
         """Look at all of them."""
@@ -152,11 +152,8 @@ class Expiry:
             end = _end(path)
             if end is None or end - now > WARN_SECONDS:
                 continue
-            said = self._said.get((name, end <= now))
-            if said is not None and 0 <= now - said < AGAIN_SECONDS:
-                continue
-            self._said[name, end <= now] = now
-            self._tell(path, end, now)
+            if self._throttle.is_new(name, f'{end <= now}'):
+                self._tell(path, end, now)
 
     def earliest(self) -> float | None:
         """Return when the first of them ends, or has ended, in seconds since the epoch.

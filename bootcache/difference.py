@@ -20,7 +20,6 @@ from bootcache import (
     cacheimage,
     exception,
     expansion,
-    green,
     qemuimg,
     savefile,
     scratch,
@@ -31,6 +30,7 @@ from bootcache.cachelayout import Compression
 from bootcache.clusterplaces import ClusterPlaces
 from bootcache.expansion import Layout
 from bootcache.storagedaemon import StorageDaemon
+from bootcache.util import threads
 from bootcache.workingset import Extent
 
 VERSION = 1
@@ -201,7 +201,7 @@ def verify(target: str, layout: Layout, content: str) -> None:
 
             return digest(layout, read, size)
 
-    if green.aside(read_all) != content:
+    if threads.run_native(read_all) != content:
         raise exception.BootcacheError('what was put together has another content than on the'
                                        ' storage node')
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
-from bootcache import exception, green, locks
-from bootcache.breaker import Breaker
+from bootcache import exception, locks
 from bootcache.locks import OrderedLock
+from bootcache.util import threads
+from bootcache.util.backoff import CircuitBreaker
 
 
 class _Outcome:
@@ -76,7 +77,7 @@ class LoopThread:
 
 def _threads() -> tuple[Any, bool]:
     """Return the module of native threads, and whether eventlet has put green ones in its place."""
-    if green.is_used():
+    if threads.is_green():
         return sys.modules['eventlet.patcher'].original('threading'), True
     return threading, False
 
@@ -141,7 +142,7 @@ class Monitor:
     """
 
     def __init__(self, name: str, path: str, patience: float, command_seconds: float,
-                 breaker: Breaker | None = None, cure: str = '', queue_seconds: float = 0):
+                 breaker: CircuitBreaker | None = None, cure: str = '', queue_seconds: float = 0):
         self._cure = cure
         self._queue_seconds = queue_seconds
         # When it answered anybody for the last time, monotonic seconds.
@@ -151,7 +152,7 @@ class Monitor:
         self.command_seconds = command_seconds
         self.before_change: Callable[[], None] = lambda: None
         self._patience = patience
-        self._breaker = breaker or Breaker(sys.maxsize, 0)
+        self._breaker = breaker or CircuitBreaker(sys.maxsize, 0)
         # Guards the monitor within this process: it serves one client.
         self._lock = OrderedLock(locks.MONITOR, f'the monitor of {name}')
         self._session: Session | None = None

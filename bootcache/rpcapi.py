@@ -10,9 +10,9 @@ from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from bootcache import optionfault
-from bootcache.breaker import Breaker
 from bootcache.bus import BusOpening, within
 from bootcache.exception import ConfigurationError
+from bootcache.util.backoff import CircuitBreaker
 
 # In which a host is told from whom it may have a file; else it copies, five seconds late at most.
 _EXCHANGE_SECONDS = 4
@@ -106,7 +106,7 @@ class StorageAPI:
         self._context = {SENDER: secrets.token_hex(16)}
         self._client = messaging.get_rpc_client(get_transport(conf), target())
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
-        self._breaker = Breaker(_SILENT_CALLS, _SILENCE_SECONDS)
+        self._breaker = CircuitBreaker(_SILENT_CALLS, _SILENCE_SECONDS)
         self._opening = BusOpening(
             lambda seconds: self._client.prepare(timeout=seconds, retry=0).call(
                 self._context, 'get_image', image_id=NO_IMAGE))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from oslo_log import log as logging
 
-from bootcache import green
+from bootcache.util import threads
 
 LOG = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def fsync_file(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         # Of a full base it takes seconds.
-        green.aside(lambda: os.fsync(fd))
+        threads.run_native(lambda: os.fsync(fd))
     finally:
         os.close(fd)
 
@@ -157,5 +157,5 @@ def file_digest(path: str, algorithm: str = 'sha256',
                 check()
                 digest.update(chunk)
 
-    green.aside(read)
+    threads.run_native(read)
     return digest.hexdigest()

@@ -22,8 +22,8 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import errorlog, exception, filelocks, listening, naming, tls
-from bootcache.breaker import Breaker
 from bootcache.monitor import Monitor, Session
+from bootcache.util.backoff import CircuitBreaker
 
 LOG = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class StorageDaemon:
                  binary: str = 'qemu-storage-daemon', autostart: bool = True,
                  group: str | None = None, patience: float = _COMMAND_SECONDS,
                  command_seconds: float = _COMMAND_SECONDS, queue_seconds: float = 0,
-                 breaker: Breaker | None = None, trace: str | None = None,
+                 breaker: CircuitBreaker | None = None, trace: str | None = None,
                  admission: tls.Admission | None = None):
         self.name = name
         self.directory = directory

@@ -11,10 +11,10 @@ from oslo_log import log as logging
 
 from bootcache import certificates, exception, tls
 from bootcache import conf as bootcache_conf
-from bootcache.breaker import GrowingPauses
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Availability, Standing
-from bootcache.news import News
+from bootcache.util.backoff import Backoff
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache import away, decisions
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
@@ -67,11 +67,11 @@ class ServiceUpkeep:
         self.older = OlderContent(store, manager)
         self.recovered = False
         # When images that were put off are tried again.
-        self._put_off = GrowingPauses(self._conf.poll_interval, _LONGEST_PAUSE, clock)
+        self._put_off = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         # When cache images are built anew that are stored in another way than is wanted.
-        self._recompressed = GrowingPauses(self._conf.poll_interval, _LONGEST_PAUSE, clock)
-        self._news = News(LOG)
-        self._sweeps = GrowingPauses(_SWEEP_SECONDS, _SWEEP_SECONDS, clock)
+        self._recompressed = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
+        self._throttle = LogThrottle(LOG)
+        self._sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
         # What the last sweep found.
         self._active: set[str] | None = None
         self._stopping = threading.Event()
@@ -140,10 +140,10 @@ class ServiceUpkeep:
                 return
             try:
                 step()
-                self._news.mended(what, 'that %s is over', what)
+                self._throttle.recovered(what, 'that %s is over', what)
             except Exception as error:
-                self._news.bad(what, '%s: %s; it is tried again in %d s', what,
-                               away.lasting(away.told(error)), self._conf.poll_interval)
+                self._throttle.warning(what, '%s: %s; it is tried again in %d s', what,
+                                       away.lasting(away.told(error)), self._conf.poll_interval)
 
     def follow_again(self) -> None:
         """Look at images whose change could not be followed: they may be withdrawn.
@@ -181,9 +181,9 @@ class ServiceUpkeep:
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        if not self.recovered or not self._sweeps.is_time(''):
+        if not self.recovered or not self._sweeps.is_due():
             return
-        self._sweeps.postpone('')
+        self._sweeps.postpone()
         known = {manifest.image_id for manifest in self._store.manifests()}
         active, changed = set(), set()
         for image in self._images.all():
@@ -312,7 +312,7 @@ class ServiceUpkeep:
                             and serving.has_base(manifest)]
         self._recompressed.keep_only(stored_otherwise)
         for image_id in stored_otherwise:
-            if self._recompressed.is_time(image_id):
+            if self._recompressed.is_due(image_id):
                 self._recompressed.postpone(image_id)
                 self._manager.rebuild(image_id, in_passing=True)
                 return
@@ -325,8 +325,8 @@ class ServiceUpkeep:
         # What is tried just now may come back: its pause is kept.
         self._put_off.keep_only({*put_off, *self._manager.jobs.images()})
         for image_id in put_off:
-            self._put_off.wait(image_id)
-            if self._put_off.is_time(image_id):
+            self._put_off.delay_first(image_id)
+            if self._put_off.is_due(image_id):
                 self._put_off.postpone(image_id)
                 self._manager.consider(image_id, again=True)
 

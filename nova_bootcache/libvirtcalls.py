@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import libvirt
 
-from bootcache import bus, exception
+from bootcache import exception
 from bootcache.locks import leaf
+from bootcache.util import threads
 
 # A guest that is well answers in milliseconds, and in seconds while it waits for its requests.
 SECONDS = 5.0
@@ -120,7 +121,7 @@ class LibvirtCalls:
             connection = known if known is not None and _is_open(known) else self._connect()
             return connection, call(connection)
 
-        outcome = bus.begin(on_own_connection, 'bootcache-libvirt')
+        outcome = threads.daemon_thread(on_own_connection, 'bootcache-libvirt')
         concurrent.futures.wait([outcome], seconds)
         if not outcome.done():
             with self._lock:

@@ -50,7 +50,7 @@ above, with what each makes one step, and for how long it is held at most:
 
 ``LEAF``, many
     steps in memory: each is inside one class, which takes no other one meanwhile. So are the plain
-    locks of bootcache/breaker.py, bus.py and monitor.py.
+    locks of bootcache/util, bus.py and monitor.py.
 
 What is to be removed for another image's room is removed before that image's locks are taken, but
 for ``PLACING``: its own are taken below that.

@@ -15,8 +15,8 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, rpcapi
-from bootcache.breaker import GrowingPauses
-from bootcache.news import News
+from bootcache.util.backoff import Backoff
+from bootcache.util.logthrottle import LogThrottle
 from nova_bootcache.asking import client
 from nova_bootcache.asking.placement import Offer
 from nova_bootcache.cache.cachefiles import CacheEntry
@@ -42,12 +42,12 @@ class HostUpkeep:
     def __init__(self, host: ComputeHost, holdings: PublishedHoldings):
         self._host = host
         self._holdings = holdings
-        self._news = News(LOG)
+        self._throttle = LogThrottle(LOG)
         self._has_gateway = self._has_connectors = False
         self._stopped = threading.Event()
         # What could not be done, as ``serve:`` and an image's id.
-        self._pauses = GrowingPauses(PERIOD_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
-        self._exchange_at = 0.0
+        self._backoff = Backoff(PERIOD_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
+        self._exchanges = Backoff(host.report_interval, clock=lambda: time.monotonic())
 
     def start(self) -> None:
         """Look after them from now on, at once for the first time.
@@ -92,14 +92,14 @@ class HostUpkeep:
     def _try(self, failure: str, step: Callable[[], None]) -> None:
         try:
             step()
-            self._news.mended(failure, 'bootcache: no longer so: %s', failure)
+            self._throttle.recovered(failure, 'bootcache: no longer so: %s', failure)
         except (exception.BootcacheError, OSError) as error:
             if failure != _GATEWAY and not self._has_gateway and _is_of_daemon(error):
                 # What its own line says is the cause of this as well.
                 LOG.debug('bootcache: %s, for now: %s', failure, error)
             else:
                 # The same, each time.
-                self._news.bad(failure, 'bootcache: %s, for now: %s', failure, error)
+                self._throttle.warning(failure, 'bootcache: %s, for now: %s', failure, error)
         except Exception:
             LOG.exception('bootcache: %s: unexpected error', failure)
 
@@ -107,7 +107,7 @@ class HostUpkeep:
         self._has_gateway = False
         self._host.gateway.start()
         self._has_gateway = True
-        self._news.mended(_GATEWAY, 'bootcache: the gateway answers again')
+        self._throttle.recovered(_GATEWAY, 'bootcache: the gateway answers again')
         # Whoever restarted it, or mended the socket's mode.
         self._host.serving.socket.check()
 
@@ -121,10 +121,10 @@ class HostUpkeep:
             image_id = entry.remote.image_id
             key = f'serve:{image_id}'
             if image_id in served:
-                self._pauses.forget(key)
-            elif self._pauses.is_time(key) and self._host.needs.needs_base(image_id):
+                self._backoff.forget(key)
+            elif self._backoff.is_due(key) and self._host.needs.needs_base(image_id):
                 # Each try costs the gateway time, and the image may be gone for good.
-                self._pauses.postpone(key)
+                self._backoff.postpone(key)
                 try:
                     self._host.chains.keep_chain(image_id, guest_waits=True)
                     LOG.info('image %s: the gateway serves its base', image_id)
@@ -156,9 +156,9 @@ class HostUpkeep:
             if entry.cache_image is not None or self._host.needs.is_booting(image_id) \
                     or self._host.needs.is_arriving(image_id) \
                     or not os.path.exists(self._host.cache.path(image_id)):
-                self._pauses.forget(key)
-            elif self._pauses.is_time(key):
-                self._pauses.postpone(key)
+                self._backoff.forget(key)
+            elif self._backoff.is_due(key):
+                self._backoff.postpone(key)
                 try:
                     self._replace(entry)
                 except (exception.BootcacheError, messaging.MessagingException,
@@ -199,16 +199,17 @@ class HostUpkeep:
 
     def exchange_holdings(self) -> None:
         """Tell the storage service what is here, and let go of what is not to be."""
-        if time.monotonic() >= self._exchange_at:
-            self._exchange_at = time.monotonic() + self._host.report_interval
+        if self._exchanges.is_due():
+            self._exchanges.postpone()
             away = self._holdings.exchange()
             if away:
-                self._news.bad(_SERVICE, 'bootcache: the storage service is not reached (%s):'
-                               ' servers boot from what is on this host, or the stock way', away)
+                self._throttle.warning(
+                    _SERVICE, 'bootcache: the storage service is not reached (%s): servers boot'
+                    ' from what is on this host, or the stock way', away)
             elif self._has_gateway and self._has_connectors \
                     and self._host.certificates.are_right:
-                self._news.good(_SERVICE, 'bootcache %s, which speaks RPC %s, is ready: %s',
-                                _version(), rpcapi.VERSION, _described(self._host))
+                self._throttle.ready(_SERVICE, 'bootcache %s, which speaks RPC %s, is ready: %s',
+                                     _version(), rpcapi.VERSION, _described(self._host))
 
 
 def _is_of_daemon(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from bootcache import rpcapi
-from bootcache.breaker import Breaker
+from bootcache.util.backoff import CircuitBreaker
 
 AWAY, FROZEN = 'away', 'frozen'
 _KEY = b'stage'
@@ -36,7 +36,7 @@ class StorageAPI(rpcapi.StorageAPI):
 
     def __init__(self, conf: cfg.ConfigOpts, directory: str):
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
-        self._breaker = Breaker(rpcapi._SILENT_CALLS, rpcapi._SILENCE_SECONDS)
+        self._breaker = CircuitBreaker(rpcapi._SILENT_CALLS, rpcapi._SILENCE_SECONDS)
         self._directory = directory
 
     def _call(self, method: str, *, seconds: float | None = None, counts: bool = True,

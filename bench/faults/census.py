@@ -16,8 +16,8 @@ BOUNDED = (
     'glance_bootcache.images.manager.Manager._answers',
     # What was active at the last sweep, until the next one in an hour.
     'glance_bootcache.upkeep.ServiceUpkeep._active',
-    # When to try again; 10,000 keys at most.
-    'bootcache.breaker.GrowingPauses.',
+    # When to try again, and what was logged; 10,000 keys at most.
+    'bootcache.util.backoff.Backoff.', 'bootcache.util.logthrottle.LogThrottle.',
     # Reports that are expected, for as long as a boot may take.
     'glance_bootcache.images.reportedboots.',
     # Of the growing store that was looked at last, until another one is.

@@ -17,8 +17,8 @@ from typing import Any
 from oslo_concurrency import processutils
 
 from bootcache import exception
-from bootcache.breaker import Breaker
 from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
+from bootcache.util.backoff import CircuitBreaker
 
 PACKAGE = 'ceph-common'
 # Until the cluster has answered at all, and until an operation has.
@@ -77,7 +77,7 @@ class Rbd:
         self.conf = conf
         self.user = user
         self._fsid = ''
-        self._health = Breaker(1, _PAUSE_SECONDS)
+        self._health = CircuitBreaker(1, _PAUSE_SECONDS)
 
     def clone(self, parent: RbdSnapshot, clone: RbdClone, features: str = 'layering',
               *options: str) -> None:

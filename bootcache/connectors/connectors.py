@@ -13,12 +13,13 @@ from collections.abc import Callable, Container, Iterable, Iterator
 
 from oslo_log import log as logging
 
-from bootcache import errorlog, exception, green, steps
+from bootcache import errorlog, exception, steps
 from bootcache.connectors import connector, probe
 from bootcache.connectors.connector import Connector
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.ways import Way
 from bootcache.errorlog import ErrorLog
+from bootcache.util import threads
 
 LOG = logging.getLogger(__name__)
 
@@ -194,7 +195,8 @@ class Connectors:
         steps.reached('connector: opened')
         if way.origin.startswith(connector.ABSENT):
             return
-        answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
+        answer = threads.run_native(
+            lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
         if answer is not Answer.READ:
             fault = exception.StorageDaemonBusy if answer is Answer.SILENT \
                 else exception.BaseUnreadable

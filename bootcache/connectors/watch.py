@@ -17,12 +17,14 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import bus, exception, green, qemuimg
+from bootcache import exception, qemuimg
 from bootcache.connectors import probe
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.ways import Way
 from bootcache.locks import KeyedLocks
+from bootcache.util import threads
+from bootcache.util.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -70,9 +72,10 @@ class BaseWatch:
         self._clock = clock
         self._stopped = threading.Event()
         self._watching: threading.Thread | None = None
-        # Of what follows each step is atomic. Until when a base is not read by an origin that has
-        # given errors; when the watch has exchanged its link: both in monotonic seconds.
-        self._bad_until: dict[tuple[str, str], float] = {}
+        # When a base is read again by an origin that has given errors, by both.
+        self._bad = Backoff(_BAD_SECONDS, clock=clock)
+        # Of what follows each step is atomic. When the watch has exchanged a base's link, in
+        # monotonic seconds.
         self._exchanged_at: dict[str, float] = {}
         # When it was answered last, in seconds since the epoch; what had no answer at the last look
         # at it, with the connector's name.
@@ -124,12 +127,13 @@ class BaseWatch:
 
     def is_bad(self, export: str, origin: str) -> bool:
         """Tell whether a base is not read by an origin for now, as that has given errors."""
-        return self._clock() < self._bad_until.get((export, origin), -float('inf'))
+        return not self._bad.is_due((export, origin))
 
     def forgive(self, export: str) -> None:
         """Have a base be read again by what has given errors: it may be another file by now."""
-        for key in [key for key in list(self._bad_until) if key[0] == export]:
-            self._bad_until.pop(key, None)
+        for key in self._bad.known():
+            if key[0] == export:
+                self._bad.forget(key)
 
     def connect(self, export: str) -> None:
         """Have a base be read by one of its ways; nothing happens if it is read.
@@ -253,7 +257,7 @@ class BaseWatch:
 
     def _read(self, exports: Iterable[str], seconds: float) -> dict[str, Answer]:
         sockets = {export: self._connectors.socket(export) for export in exports}
-        return green.aside(lambda: probe.read(sockets, seconds, self._places))
+        return threads.run_native(lambda: probe.read(sockets, seconds, self._places))
 
     # All of them.
 
@@ -297,8 +301,7 @@ class BaseWatch:
                 # Another client of Ceph, which may have shut out the first one, has errors too.
                 LOG.error('%s cannot be read by connector %s, and is not for now', export,
                           names[export])
-                self._bad_until[export, names[export].rpartition('-')[0]] = \
-                    self._clock() + _BAD_SECONDS
+                self._bad.postpone((export, names[export].rpartition('-')[0]))
             answer = Answer.FAILED if export in looping or not names[export] \
                 else answers.get(export, Answer.READ)
             if not self._is_settled(export, names[export], answer):
@@ -306,7 +309,7 @@ class BaseWatch:
         self._note(known, names, answers)
         for place, group in groups.items():
             if place not in self._tried and len(self._tried) < _MOST_AT_ONCE:
-                self._tried[place] = bus.begin(functools.partial(
+                self._tried[place] = threads.daemon_thread(functools.partial(
                     self._mend, {export: names[export] for export in group}), 'bootcache-way')
 
     def _is_settled(self, export: str, name: str, answer: Answer) -> bool:
@@ -331,8 +334,6 @@ class BaseWatch:
         for each in noted:
             for export in set(each) - set(known):
                 each.pop(export, None)
-        for key in [key for key, until in list(self._bad_until.items()) if until < self._clock()]:
-            self._bad_until.pop(key, None)
 
     def _mend(self, group: Mapping[str, str]) -> None:
         """Find another way for bases that have no answer; the readers of those wait that have none.
@@ -362,7 +363,7 @@ class BaseWatch:
                        group, mend)
             if lost:
                 # Others of the place do not wait for what is asked.
-                bus.begin(functools.partial(self._lost, lost), 'bootcache-lost')
+                threads.daemon_thread(functools.partial(self._lost, lost), 'bootcache-lost')
         except Exception:
             LOG.exception('bootcache: unexpected error')
 

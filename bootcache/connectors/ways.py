@@ -13,10 +13,11 @@ from typing import Any
 import cachetools
 from oslo_utils import netutils
 
-from bootcache import bus, exception, naming, qemuimg
+from bootcache import exception, naming, qemuimg
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone
 from bootcache.connectors import connector
+from bootcache.util import threads
 
 # Reads wait for a connection without end: the link to the connector is exchanged meanwhile.
 _RECONNECT_SECONDS = 3600
@@ -122,7 +123,7 @@ def _resolved(host: str, port: int) -> str | Exception:
     with _lock:
         found = _known.get((host, port))
     try:
-        return found or bus.begin(look_up, 'bootcache-resolve').result(_RESOLVE_SECONDS)
+        return found or threads.daemon_thread(look_up, 'bootcache-resolve').result(_RESOLVE_SECONDS)
     except (OSError, RuntimeError, concurrent.futures.TimeoutError) as error:
         with _lock:
             return _known.setdefault((host, port), error)

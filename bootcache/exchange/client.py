@@ -59,8 +59,8 @@ class ExchangeClient:
         self._path = path
         self._seconds = seconds
 
-    def within(self, seconds: float) -> 'ExchangeClient':
-        """Return the same one, which has to answer in so many seconds."""
+    def with_timeout(self, seconds: float) -> 'ExchangeClient':
+        """Return a client of the same exchange, which has to answer in so many seconds."""
         return ExchangeClient(self._path, seconds)
 
     def _ask(self, method: str, descriptor: int | None = None, more_seconds: float = 0.0,
@@ -215,7 +215,7 @@ def fetch(client: ExchangeClient, wanted: Exchanged, path: str, keep_seconds: fl
         if wanted.sha256 and (found := savefile.file_digest(path)) != wanted.sha256:
             raise exception.ExchangeFailed(
                 f'{path} was exchanged, and has the sha256 {found} instead of {wanted.sha256}')
-        asked = client.within(_DROP_SECONDS)
+        asked = client.with_timeout(_DROP_SECONDS)
         if keep_seconds:
             asked.keep(name, keep_seconds)
         else:
@@ -224,7 +224,7 @@ def fetch(client: ExchangeClient, wanted: Exchanged, path: str, keep_seconds: fl
         return progress
     except exception.ExchangeStalled:
         # One that may still be written to here, before it is verified, is not gone on with.
-        client.within(_DROP_SECONDS).drop(name)
+        client.with_timeout(_DROP_SECONDS).drop(name)
         is_held = False
         raise
     finally:
@@ -250,7 +250,7 @@ def _wait(client: ExchangeClient, name: str, wanted: Exchanged,
             raise exception.ExchangeStalled(
                 f'{name}: of {progress.size} bytes {progress.done} have come; nothing more comes'
                 f' from {len(progress.peers)} hosts, or not in its time',
-                client.within(_DROP_SECONDS).missing(name))
+                client.with_timeout(_DROP_SECONDS).missing(name))
         if help_now is Help.NONE and not has_reserve and now - begun > patience.RESERVE_AFTER:
             help_now, has_reserve = Help.RECONNECT, True
         if help_now is not Help.NONE:
@@ -269,11 +269,11 @@ def _wait(client: ExchangeClient, name: str, wanted: Exchanged,
 def _patient(client: ExchangeClient, watch: Stillness) -> ExchangeClient:
     """Return a client that waits for as long as nothing may come, less what dropping it takes."""
     left = watch.since + patience.GIVE_UP_AFTER - _DROP_SECONDS - time.monotonic()
-    return client.within(max(left, _LEAST_ANSWER_SECONDS))
+    return client.with_timeout(max(left, _LEAST_ANSWER_SECONDS))
 
 
 def _drop(client: ExchangeClient, name: str) -> None:
     try:
-        client.within(_DROP_SECONDS).drop(name)
+        client.with_timeout(_DROP_SECONDS).drop(name)
     except exception.ExchangeFailed as error:
         LOG.warning('%s: %s', name, error)

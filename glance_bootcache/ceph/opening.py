@@ -10,7 +10,6 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, qemuimg
-from bootcache.breaker import Breaker
 from bootcache.cacheimage import Base
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone, RbdOrigin
@@ -21,6 +20,7 @@ from bootcache.connectors.watch import BaseWatch
 from bootcache.connectors.ways import rbd_way
 from bootcache.locks import KeyedLocks
 from bootcache.manifest import Manifest
+from bootcache.util.backoff import Backoff, CircuitBreaker
 from glance_bootcache.ceph.basenode import base_of
 from glance_bootcache.locks import ServiceRank
 
@@ -51,13 +51,13 @@ class OpenClones:
         self._ceph = group.rbd_store_ceph_conf, group.rbd_store_user
         self._rbd = Rbd(*self._ceph)
         self._connectors = Connectors(group.run_dir, Starter(group.run_dir).do)
-        self._opening = Breaker(1, _OPEN_PAUSE_SECONDS)
+        self._opening = CircuitBreaker(1, _OPEN_PAUSE_SECONDS)
         # Of clones that are served, or about to be, by name. Each step is atomic; likewise below.
         self._served: dict[str, RbdClone] = {}
         # Of clones that were open, by name; it never becomes another.
         self._origins: dict[str, RbdOrigin] = {}
-        # Until when those are not asked for of which nothing was told, in monotonic seconds.
-        self._untold: dict[str, float] = {}
+        # When Ceph is asked again for those of which it told nothing, by name.
+        self._untold = Backoff(_AGAIN_SECONDS)
         self._watch = BaseWatch(
             self._connectors, lambda name, _quickly: [rbd_way(self._served[name], *self._ceph)],
             lambda: dict.fromkeys(self._served, 'Ceph'),
@@ -111,11 +111,12 @@ class OpenClones:
             places.clone_of(manifest.made.base_path) for manifest in served
             if places.is_clone(manifest.made.base_path))}
         self._served.update(clones)
-        for name in {*self._served, *self._origins, *self._untold} - set(clones):
+        for name in {*self._served, *self._origins} - set(clones):
             # Of one that somebody is about to open there is a link.
             if may_end and not self._connectors.name_of(name):
-                for known in self._served, self._origins, self._untold:
-                    known.pop(name, None)
+                self._served.pop(name, None)
+                self._origins.pop(name, None)
+                self._untold.forget(name)
         end = time.monotonic() + _ROUND_SECONDS
         for clone in clones.values():
             # Open since before this process, or Ceph did not answer then.
@@ -135,7 +136,7 @@ class OpenClones:
 
     def _learn(self, clone: RbdClone) -> None:
         """Ask Ceph where a clone comes from, if it is not known."""
-        if clone.name in self._origins or self._untold.get(clone.name, 0.0) > time.monotonic():
+        if clone.name in self._origins or not self._untold.is_due(clone.name):
             return
         origin = None
         try:
@@ -147,7 +148,7 @@ class OpenClones:
         except exception.BootcacheError as error:
             LOG.debug('hosts are not told where in Ceph the parent of %s is: %s', clone.path, error)
         if origin is None:
-            self._untold[clone.name] = time.monotonic() + _AGAIN_SECONDS
+            self._untold.postpone(clone.name)
         else:
             self._origins[clone.name] = origin
 

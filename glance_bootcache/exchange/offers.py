@@ -19,12 +19,13 @@ import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import bus, exception, rpcapi
 from bootcache import conf as bootcache_conf
-from bootcache.breaker import Breaker
+from bootcache import exception, rpcapi
 from bootcache.ceph import places
 from bootcache.exchange import patience
 from bootcache.exchange.client import ExchangeClient
+from bootcache.util import threads
+from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache import decisions
 from glance_bootcache.availability import served
 from glance_bootcache.ceph import basenode
@@ -263,7 +264,7 @@ class ExchangeOffers:
         # With when it was begun, in monotonic seconds.
         self._torrents: cachetools.LRUCache[str, tuple[Future[bytes], float]] = \
             cachetools.LRUCache(_MOST_TORRENTS)
-        self._health = Breaker(1, _SILENCE_SECONDS)
+        self._health = CircuitBreaker(1, _SILENCE_SECONDS)
 
     def offer(self, image_id: str, host: str, sha256: str, address: str, port: int,
               rack: str) -> dict[str, Any] | None:
@@ -413,7 +414,7 @@ class ExchangeOffers:
         with self._lock:
             made, began = self._torrents.get(file, (None, 0.0))
             if made is None or (begins_anew and made.done() and made.exception() is not None):
-                made, began = self._torrents[file] = bus.begin(
+                made, began = self._torrents[file] = threads.daemon_thread(
                     lambda: self._client.describe(path)[0], 'bootcache-torrent'), time.monotonic()
             return made, began
 
@@ -423,5 +424,5 @@ class ExchangeOffers:
         made, began = self._describe(file, path)
         torrent = made.result(max(0.0, began + _READ_SECONDS - time.monotonic()))
         # With the above within what a host waits for.
-        self._client.within(_GIVE_SECONDS).give(torrent, path, self._seconds)
+        self._client.with_timeout(_GIVE_SECONDS).give(torrent, path, self._seconds)
         return torrent

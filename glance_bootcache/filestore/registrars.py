@@ -1,6 +1,7 @@
 """Which of Glance's stores registers what is put into a directory: found out by doing it."""
 
 import contextlib
+import math
 import os
 import secrets
 import threading
@@ -9,7 +10,8 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache.breaker import GrowingPauses
+from bootcache.util.backoff import Backoff
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.registering import TrialImages
@@ -34,8 +36,8 @@ class Registrars:
         self._glance = glance
         # By directory: of which file it was found out, and the name. Each step is atomic.
         self._found: dict[str, tuple[tuple[int, ...], str]] = {}
-        self._pauses = GrowingPauses(_FIRST_PAUSE, _LONGEST_PAUSE, clock)
-        self._told: dict[str, str] = {}
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, clock)
+        self._throttle = LogThrottle(LOG, math.inf)
         self._swept = False
         self._trying = threading.Lock()
 
@@ -47,7 +49,8 @@ class Registrars:
     def doubt(self, directory: str) -> None:
         """Note that Glance did not register what was put into a directory: it is tried again."""
         self._found.pop(directory, None)
-        self._pauses.forget(directory)
+        self._backoff.forget(directory)
+        self._throttle.forget(directory)
 
     def look(self) -> None:
         """Try each directory that is new, another one than it was, or due again.
@@ -70,8 +73,8 @@ class Registrars:
                 if changed:
                     self.doubt(directory)
                 if identity and (known is None or changed or not known[1]) \
-                        and self._pauses.is_time(directory):
-                    self._pauses.postpone(directory)
+                        and self._backoff.is_due(directory):
+                    self._backoff.postpone(directory)
                     store, why = self._tried(directory)
                     self._found[directory] = identity, store
                     self._tell(directory, store, why)
@@ -118,8 +121,7 @@ class Registrars:
     def _tell(self, directory: str, store: str, why: str) -> None:
         text = f'Glance\'s store {store} registers snapshots without copying them' if store else \
             f'no store of Glance registers snapshots, they are uploaded: {why}'
-        if self._told.get(directory) != text:
-            self._told[directory] = text
+        if self._throttle.is_new(directory, text):
             LOG.info('%s: %s', directory, text)
 
 

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from bootcache import exception
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone
 from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
+from bootcache.util.backoff import Backoff
 from glance_bootcache.decisions import ImageFacts, is_signed
 
 LOG = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class CephBases:
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf: Any = conf[bootcache_conf.GROUP]
         self._rbd = Rbd(self._conf.rbd_store_ceph_conf, self._conf.rbd_store_user)
-        self._swept_at: float | None = None
+        self._sweeps = Backoff(_SWEEP_SECONDS)
 
     def obtain(self, image: ImageFacts, check: Callable[[], None],
                arrived: Callable[[int], None]) -> str | None:
@@ -179,11 +179,9 @@ class CephBases:
         :param is_needed: told of an image's id and of a clone's path, whether it has to stay.
         :raises BootcacheError: if Ceph does not answer, or says no.
         """
-        if not self._conf.rbd_store_pool or (
-                self._swept_at is not None
-                and time.monotonic() - self._swept_at < _SWEEP_SECONDS):
+        if not self._conf.rbd_store_pool or not self._sweeps.is_due():
             return
-        self._swept_at = time.monotonic()
+        self._sweeps.postpone()
         for clone in self._rbd.clones(self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace):
             if clone.image_id is not None and not is_needed(clone.image_id, clone.path) \
                     and self._rbd.remove(clone):

@@ -4,6 +4,7 @@ An answer of 404 may be an ingress's default page, another region's Glance, or a
 """
 
 import collections
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import cachetools
 from oslo_log import log as logging
 
 from bootcache.manifest import Availability, Manifest
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache import availability, decisions
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images.jobs import Jobs
@@ -50,7 +52,7 @@ class MissingImages:
             _MOST_UNKNOWN, _UNKNOWN_SECONDS)
         self._lock = threading.Lock()  # guards what follows; Glance is asked without it
         self._since: dict[str, float] = {}
-        self._doubted: set[str] = set()
+        self._throttle = LogThrottle(LOG, math.inf)
         # When deletions were believed that Glance had not notified.
         self._believed: collections.deque[float] = collections.deque()
         self._listing: tuple[float, frozenset[str]] = float('-inf'), frozenset()
@@ -63,7 +65,7 @@ class MissingImages:
 
     def _forget(self, image_id: str) -> None:
         self._since.pop(image_id, None)
-        self._doubted.discard(image_id)
+        self._throttle.forget(image_id)
 
     def is_unknown(self, image_id: str) -> bool:
         """Return whether Glance said a moment ago that it does not have an image."""
@@ -116,9 +118,7 @@ class MissingImages:
                     len(self._store.manifests())):
                 self._believed.append(now)
                 return True
-            is_told = image_id in self._doubted
-            self._doubted.add(image_id)
-        if not is_told:
+        if self._throttle.is_new(image_id):
             LOG.warning('image %s: Glance says that it does not have it, and has notified no'
                         ' deletion; %s. It is given out no more, and kept: "bootcache image delete'
                         ' %s" removes it', image_id,

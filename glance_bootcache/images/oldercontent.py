@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache.breaker import GrowingPauses
 from bootcache.manifest import Manifest
+from bootcache.util.backoff import Backoff
 from glance_bootcache import decisions
 from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager
@@ -38,9 +38,9 @@ class OlderContent:
         self._store = store
         self._manager = manager
         self._clock = clock
-        self._looks = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
+        self._looks = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
         # Those that failed for another reason than that the older content is needed.
-        self._tries = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE_OF_TRIES, clock)
+        self._tries = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_OF_TRIES, clock)
 
     def retry(self) -> None:
         """Begin again with images that nobody needs the older content of any more.
@@ -54,9 +54,9 @@ class OlderContent:
         for pauses in (self._looks, self._tries):
             pauses.keep_only({*waiting, *in_hand})
         for image_id in waiting:
-            self._looks.wait(image_id)
-        for image_id in sorted(waiting, key=self._looks.due):
-            if not self._looks.is_time(image_id) or self._clock() > now + ROUND_SECONDS:
+            self._looks.delay_first(image_id)
+        for image_id in sorted(waiting, key=self._looks.due_at):
+            if not self._looks.is_due(image_id) or self._clock() > now + ROUND_SECONDS:
                 return
             self._looks.postpone(image_id)
             self._look(waiting[image_id])
@@ -66,7 +66,7 @@ class OlderContent:
         if OLDER_READ in manifest.reason:
             # Nothing was downloaded for that.
             self._tries.forget(image_id)
-        if self._tries.is_time(image_id) and not self._manager.retiring.is_needed(image_id):
+        if self._tries.is_due(image_id) and not self._manager.retiring.is_needed(image_id):
             self._tries.postpone(image_id)
             LOG.info('image %s: its older content is not needed any more; the one that Glance has'
                      ' is got', image_id)

@@ -9,9 +9,10 @@ from oslo_config import cfg
 from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
-from bootcache import bus, exception, signatures
 from bootcache import conf as bootcache_conf
-from bootcache.breaker import Breaker
+from bootcache import exception, signatures
+from bootcache.util import threads
+from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache.decisions import SIGNATURE_REFUSED, ImageFacts
 from glance_bootcache.glance import images
 
@@ -49,7 +50,7 @@ class ImageSignatures:
 
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf = conf
-        self._health = Breaker(1, _SILENCE_SECONDS)
+        self._health = CircuitBreaker(1, _SILENCE_SECONDS)
 
     @property
     def _is_on(self) -> bool:
@@ -67,8 +68,8 @@ class ImageSignatures:
         if not self._health.may_ask():
             raise _away(image, 'it did not answer just now')
         try:
-            verifier = bus.begin(lambda: self._verifier(image), 'bootcache-certificate').result(
-                _ANSWER_SECONDS)
+            verifier = threads.daemon_thread(
+                lambda: self._verifier(image), 'bootcache-certificate').result(_ANSWER_SECONDS)
         except concurrent.futures.TimeoutError:
             self._health.failed()
             raise _away(image, f'no answer within {_ANSWER_SECONDS} s') from None

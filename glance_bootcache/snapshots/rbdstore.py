@@ -7,7 +7,6 @@ takes one for an image; there is no other record of that here.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 
 from oslo_config import cfg
@@ -20,6 +19,7 @@ from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Manifest
+from bootcache.util.backoff import Backoff
 from glance_bootcache.snapshots.flatcopies import FlatCopies
 from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
 
@@ -47,7 +47,7 @@ class RbdSnapshots:
         self._rbd = SnapshotCommands(self._conf_path, self._user)
         self._copies = FlatCopies(self._rbd, self._pool,
                                   (group.rbd_clone_pool, group.rbd_clone_namespace), self._depth)
-        self._purged_at: float | None = None
+        self._purges = Backoff(_PURGE_SECONDS)
 
     def traits(self, snapshot_id: str) -> Traits:
         """Return what their images have: all are raw."""
@@ -152,12 +152,11 @@ class RbdSnapshots:
 
     def tidy(self) -> None:
         """Have copies made and removed; purge what Glance deleted while it had children."""
-        now = time.monotonic()
-        is_purged = self._purged_at is not None and now - self._purged_at < _PURGE_SECONDS
+        is_purged = not self._purges.is_due()
         if not self._pool or (is_purged and not self._copies.is_due()):
             return
         if not is_purged:
-            self._purged_at = now
+            self._purges.postpone()
             try:
                 # A large one takes longer than a command may: that is no reason to begin no
                 # snapshot.

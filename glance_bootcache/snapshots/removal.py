@@ -8,6 +8,7 @@ from collections.abc import Callable
 import cachetools
 from oslo_log import log as logging
 
+from bootcache.util.backoff import Backoff
 from glance_bootcache.snapshots.claims import Claims, ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.snapshots.sending import Sending
@@ -34,7 +35,6 @@ class Removal:
         self._sending = sending
         self._claims = claims
         self._records = records
-        self._clock = clock
         self._lock = threading.Lock()  # guards what follows
         # What is being removed, and of that what has come anew meanwhile, by id.
         self._removing: dict[str, Record] = {}
@@ -44,8 +44,8 @@ class Removal:
         # there.
         self._over: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
             _MOST_OVER, _OVER_SECONDS, timer=clock)
-        # By store, when what no record names was looked for.
-        self._swept_at: dict[str, float] = {}
+        # When what no record names is looked for, by store.
+        self._sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
 
     def note_begun(self, snapshot_id: str) -> None:
         """Note that a snapshot is begun: it is not begun a second time."""
@@ -145,8 +145,7 @@ class Removal:
                 self._records.put(dataclasses.replace(record, stage=Stage.WITHDRAWN))
 
     def _sweep(self, store: SnapshotStore) -> None:
-        now, swept_at = self._clock(), self._swept_at.get(store.name)
-        if swept_at is not None and now - swept_at < _SWEEP_SECONDS:
+        if not self._sweeps.is_due(store.name):
             return
         # Before the records: what is begun meanwhile has one.
         left, finished = store.left(), store.finished()
@@ -158,4 +157,4 @@ class Removal:
             if snapshot_id not in known:
                 self._records.put(Record(snapshot_id, store.name, '', '', Stage.WITHDRAWN,
                                          time.time()))
-        self._swept_at[store.name] = now
+        self._sweeps.postpone(store.name)

@@ -22,7 +22,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import Manifest
-from bootcache.news import News
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache import away
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.glance.images import Images
@@ -108,7 +108,7 @@ class SnapshotJobs:
         self._workers = futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-snapshot')
         self._uploads = futures.ThreadPoolExecutor(_UPLOADS_AT_ONCE, 'bootcache-upload')
         self._stopping = threading.Event()
-        self._news = News(LOG)
+        self._throttle = LogThrottle(LOG)
 
     def start(self) -> None:
         """Remove what an earlier process left, and look after what comes.
@@ -301,11 +301,12 @@ class SnapshotJobs:
         while not self._stopping.is_set():
             try:
                 self.once()
-                self._news.mended('', 'snapshots can be looked after again')
+                self._throttle.recovered('', 'snapshots can be looked after again')
             except Exception as error:
-                self._news.bad('', 'snapshots that servers send, or have sent, cannot be looked'
-                               ' after, nor what is left of some be removed; it is tried every'
-                               ' %d s: %s', _LOOK_SECONDS, away.lasting(away.told(error)))
+                self._throttle.warning(
+                    '', 'snapshots that servers send, or have sent, cannot be looked after, nor'
+                    ' what is left of some be removed; it is tried every %d s: %s', _LOOK_SECONDS,
+                    away.lasting(away.told(error)))
             self._stopping.wait(_LOOK_SECONDS)
 
     def once(self) -> None:

@@ -24,12 +24,12 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import errorlog, exception, naming, steps
-from bootcache.breaker import Breaker
 from bootcache.cacheimage import Base
 from bootcache.difference import CacheDifference
 from bootcache.manifest import Manifest
 from bootcache.monitor import Session
 from bootcache.storagedaemon import StorageDaemon, TcpListener
+from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage import admission
 from glance_bootcache.storage.clients import Client
@@ -154,7 +154,7 @@ class Exporter:
         name, port = (only.daemon, only.port) if only else ('exporter', group.export_port)
         self._daemon = StorageDaemon(
             name, group.run_dir, TcpListener(group.export_host, port), admission=admitted,
-            breaker=Breaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
+            breaker=CircuitBreaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
             trace=errorlog.traced_apart(group.run_dir, name))
         self._daemon.monitor.before_change = clones.check_changes
         self._admission = admission.KeptAdmission(self._daemon, admitted, only is not None)

@@ -22,9 +22,9 @@ from bootcache import exception, naming
 from bootcache.cacheimage import Base
 from bootcache.difference import CacheDifference
 from bootcache.manifest import Manifest
-from bootcache.news import News
 from bootcache.quoting import quoted
 from bootcache.storagedaemon import StorageDaemon, UnixListener
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage import admission, clients, exporter
 from glance_bootcache.storage.clients import Client, Clients
@@ -63,7 +63,7 @@ class Exporters:
         self._has_own = bool(ports)
         self._names = tuple(group.tls_client_names)
         self._clients = Clients(path, ports)
-        self._news = News(LOG)
+        self._throttle = LogThrottle(LOG)
         self._lock = threading.Lock()  # guards the dictionary
         self._own: dict[Client, Exporter] = {}
         for client in self._clients.all():
@@ -185,11 +185,13 @@ class Exporters:
                 served = each.adopt()
                 if served and serve is not None and each.certificate:
                     serve(served, each.certificate)
-                self._news.mended(each.log_path, '%s: the exporter answers again', each.log_path)
+                self._throttle.recovered(each.log_path, '%s: the exporter answers again',
+                                         each.log_path)
             except exception.StorageDaemonError as error:
                 # It is looked at again before something else is served by it; others go on.
-                self._news.bad(each.log_path, 'an exporter does not answer, and of what it serves'
-                               ' nothing changes until it does: %s', error)
+                self._throttle.warning(
+                    each.log_path, 'an exporter does not answer, and of what it serves nothing'
+                    ' changes until it does: %s', error)
 
         with futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-exporters') as workers:
             list(workers.map(adopt, (*self._all_own(), *[self.common] * self._has_own)))

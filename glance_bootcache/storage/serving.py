@@ -6,11 +6,11 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import Manifest
-from bootcache.news import News
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.availability import served
 
 LOG = logging.getLogger(__name__)
-_NEWS = News(LOG)
+_THROTTLE = LogThrottle(LOG)
 
 
 def has_base(manifest: Manifest) -> bool:
@@ -31,11 +31,11 @@ def serve(manifest: Manifest, ensure: Callable[[Manifest], None]) -> None:
         # Of the exporter it is told once, and not for each image.
         LOG.debug('image %s: its base cannot be served now: %s', manifest.image_id, error)
     except exception.BootcacheError as error:
-        _NEWS.bad(manifest.image_id, 'image %s: its base cannot be served: %s', manifest.image_id,
-                  error)
+        _THROTTLE.warning(manifest.image_id, 'image %s: its base cannot be served: %s',
+                          manifest.image_id, error)
     else:
-        _NEWS.mended(manifest.image_id, 'image %s: its base can be served again',
-                     manifest.image_id)
+        _THROTTLE.recovered(manifest.image_id, 'image %s: its base can be served again',
+                            manifest.image_id)
 
 
 def serve_again(manifests: Iterable[Manifest], exports: Iterable[str],

@@ -15,12 +15,12 @@ from bootcache.ceph import places
 from bootcache.difference import VERSION, CacheDifference
 from bootcache.locks import OrderedLock
 from bootcache.manifest import Manifest
-from bootcache.news import News
+from bootcache.util.logthrottle import LogThrottle
 from bootcache.workingset import WorkingSet
 from glance_bootcache.locks import ServiceRank
 
 LOG = logging.getLogger(__name__)
-_NEWS = News(LOG)
+_THROTTLE = LogThrottle(LOG)
 
 _MANIFEST = 'manifest.json'
 
@@ -241,7 +241,7 @@ class ImageStore:
             except ValueError:
                 continue
             except OSError as error:
-                _NEWS.bad(name, 'image %s: its manifest cannot be read: %s', name, error)
+                _THROTTLE.warning(name, 'image %s: its manifest cannot be read: %s', name, error)
                 manifest = self._read.get(self.path(name, _MANIFEST), (None, None))[1]
             if manifest is not None:
                 found.append(manifest)

@@ -21,6 +21,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache.exception import RequestRefused
 from bootcache.manifest import ImageState, Manifest, Standing
+from bootcache.util.backoff import Backoff
 from glance_bootcache import away
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.conf import AUTH_GROUP
@@ -129,7 +130,7 @@ class Warming:
         self._clock = clock
         self._lock = threading.Lock()  # guards the jobs; Nova is asked, and files read, without it
         self._jobs: dict[tuple[str, str], WarmJob] = {}
-        self._policy_at = clock()
+        self._policy_looks = Backoff(self._conf.poll_interval, clock=clock)
         self._wake = threading.Event()
         self._stopping = False
 
@@ -156,8 +157,8 @@ class Warming:
     def step(self) -> None:
         """Do what is due: end attempts, begin others."""
         now = self._clock()
-        if now >= self._policy_at:
-            self._policy_at = now + self._conf.poll_interval
+        if self._policy_looks.is_due():
+            self._policy_looks.postpone()
             self._follow_policy(now)
         with self._lock:
             begun = [job for job in self._jobs.values()

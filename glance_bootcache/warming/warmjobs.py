@@ -10,8 +10,9 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bootcache import breaker, rpcapi
+from bootcache import rpcapi
 from bootcache.manifest import ImageState, Manifest, Standing
+from bootcache.util.backoff import pause_seconds
 from glance_bootcache import decisions
 
 _BACKOFF_SECONDS = 30.0
@@ -216,7 +217,7 @@ def backoff(times: int) -> float:
 
     :param times: one or more.
     """
-    return breaker.length(times, _BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
+    return pause_seconds(times, _BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
 
 
 def wait_for(job: WarmJob, jobs: Iterable[WarmJob]) -> None:

@@ -13,8 +13,8 @@ from oslo_log import log as logging
 from bootcache import exception
 from bootcache.growingstore import StoreKeeper
 from bootcache.locks import KeyedLocks
-from bootcache.news import News
 from bootcache.tier import Medium
+from bootcache.util.logthrottle import LogThrottle
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway import arrivingimage, graph, sharedstore
 from nova_bootcache.gateway.daemon import Gateway
@@ -48,7 +48,7 @@ class Below:
         # Images that an earlier process may have left stores of that have space to give back; None
         # until that was looked for. All later ones are this process's.
         self._left: set[str] | None = None
-        self._news = News(LOG)
+        self._throttle = LogThrottle(LOG)
         # Make beginning an arrival, and clearing up what one left, one step.
         self._beginning = KeyedLocks(Rank.ARRIVAL, 'the lock of arrivals of image')
 
@@ -154,8 +154,9 @@ class Below:
                     self._store_at(path, entry).give_back()
             return True
         except (exception.BootcacheError, OSError) as error:
-            self._news.bad(image_id, 'image %s: its growing store keeps space that it does not'
-                           ' need, for now: %s', image_id, error)
+            self._throttle.warning(
+                image_id, 'image %s: its growing store keeps space that it does not need, for now:'
+                ' %s', image_id, error)
         return False
 
     def _may_grow(self, image_id: str) -> bool:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from oslo_log import log as logging
 
 from bootcache import exception, naming
-from bootcache.breaker import GrowingPauses
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.watch import BaseWatch
 from bootcache.connectors.ways import Way, absent_way, nbd_way
 from bootcache.locks import KeyedLocks
+from bootcache.util.backoff import Backoff
 from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.locks import Rank
 from nova_bootcache.storagenode import Encryption, Remote
@@ -73,7 +73,7 @@ class BaseConnections:
         self._connectors = connectors
         self._encryption = encryption
         self._clones = clones
-        self._pauses = GrowingPauses(_SHORTEST_PAUSE, _LONGEST_PAUSE, clock)
+        self._backoff = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE, clock)
         # What is read by others than the gateway's exports, by reader. Each step is atomic.
         self._held: dict[str, Remote] = {}
         # Where bases are, by name. The gateway is not asked: it may wait for one. Likewise.
@@ -175,8 +175,8 @@ class BaseConnections:
 
     def _look_for(self, exports: list[str]) -> None:
         for export in exports[:_MOST_FOUND]:
-            if self._pauses.is_time(export) and (remote := self._all().get(export)) is not None:
-                self._pauses.postpone(export)
+            if self._backoff.is_due(export) and (remote := self._all().get(export)) is not None:
+                self._backoff.postpone(export)
                 self._find(remote)
 
     def _find(self, remote: Remote) -> None:
@@ -261,7 +261,7 @@ class BaseConnections:
         self._has_clones = self._has_clones or any(map(self.is_in_ceph, wanted))
         for export, remote in wanted.items():
             # Of one that cannot be read the watch looks for a way.
-            if self.is_read(export) and self._pauses.is_time(export):
+            if self.is_read(export) and self._backoff.is_due(export):
                 self._prefer(remote)
         for export in set(self._not_found) - set(wanted):
             self._not_found.pop(export, None)
@@ -276,11 +276,11 @@ class BaseConnections:
         try:
             self._watch.prefer(remote.export)
             if self.may_read_in_ceph(remote) and not self.is_in_ceph(remote.export):
-                self._pauses.postpone(remote.export)
+                self._backoff.postpone(remote.export)
             else:
-                self._pauses.forget(remote.export)
+                self._backoff.forget(remote.export)
         except exception.BootcacheError as error:
-            pause = self._pauses.postpone(remote.export)
+            pause = self._backoff.postpone(remote.export)
             LOG.warning('%s is not read by its best way, for %.0f s: %s', remote.export, pause,
                         error)
             self._find(remote)

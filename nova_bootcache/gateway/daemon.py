@@ -13,11 +13,12 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import daemonjobs, exception, green, growingstore, naming, qemuimg, steps
+from bootcache import daemonjobs, exception, growingstore, naming, qemuimg, steps
 from bootcache.connectors import probe
 from bootcache.connectors.probe import Answer
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
+from bootcache.util import threads
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted
@@ -166,7 +167,7 @@ class Gateway:
         from when there is a way.
         """
         export = naming.export_name(naming.EXPORT_BASE, image_id)
-        return green.aside(lambda: probe.read({export: self.socket_path}, _LOOK_SECONDS))[
+        return threads.run_native(lambda: probe.read({export: self.socket_path}, _LOOK_SECONDS))[
             export] is Answer.READ
 
     def served(self) -> set[str]:

@@ -17,7 +17,8 @@ from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.rights import HarmfulKey, RbdAccess
 from bootcache.connectors.ways import Way, rbd_origin, rbd_way
-from bootcache.news import News
+from bootcache.util.backoff import Backoff
+from bootcache.util.logthrottle import LogThrottle
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
@@ -41,10 +42,10 @@ class HostClones:
         self._access = access
         self._rbd = access.commands
         self._is_harmless = False
-        self._news = News(LOG)
+        self._throttle = LogThrottle(LOG)
         # When each was asked for, in monotonic seconds, by its name. Each step is atomic.
         self._asked_at: dict[str, float] = {}
-        self._swept_at: float | None = None
+        self._sweeps = Backoff(_SWEEP_SECONDS, clock=lambda: time.monotonic())
 
     def check(self) -> None:
         """Check, before anything is read, that this host's key is such that it may be used.
@@ -84,10 +85,10 @@ class HostClones:
             return None
         image_id = remote.image_id
         if remote.rbd is None:
-            self._news.bad(image_id, 'image %s: its base is read through the exporter: the storage'
-                           ' service does not tell where in Ceph it is. It tells of raw images in'
-                           ' Glance\'s RBD store, if its rbd_store_pool is set, and it is of this'
-                           ' version', image_id)
+            self._throttle.warning(
+                image_id, 'image %s: its base is read through the exporter: the storage service'
+                ' does not tell where in Ceph it is. It tells of raw images in Glance\'s RBD store,'
+                ' if its rbd_store_pool is set, and it is of this version', image_id)
             return None
         clone = self.clone(remote, remote.rbd)
         self._asked_at[clone.name] = time.monotonic()
@@ -97,10 +98,11 @@ class HostClones:
         except exception.BootcacheError as error:
             cure = f'; client.{self._access.user} needs mon "{rights.MON_CAPS}", osd' \
                 f' "{self._access.caps}"' if isinstance(error, RbdRefused) else ''
-            self._news.bad(image_id, 'image %s: its base is read through the exporter, and not in'
-                           ' Ceph: %s%s', image_id, error, cure)
+            self._throttle.warning(
+                image_id, 'image %s: its base is read through the exporter, and not in Ceph: %s%s',
+                image_id, error, cure)
             return None
-        self._news.mended(image_id, 'image %s: its base can be read in Ceph', image_id)
+        self._throttle.recovered(image_id, 'image %s: its base can be read in Ceph', image_id)
         return rbd_way(clone, self._access.conf, self._access.user)
 
     def clone(self, remote: Remote, origin: RbdOrigin) -> RbdClone:
@@ -155,10 +157,10 @@ class HostClones:
         :param read: bases that are read in Ceph.
         :raises BootcacheError: if Ceph does not answer, or says no.
         """
-        now = time.monotonic()
-        if self._swept_at is not None and now - self._swept_at < _SWEEP_SECONDS:
+        if not self._sweeps.is_due():
             return
-        self._swept_at = now
+        self._sweeps.postpone()
+        now = time.monotonic()
         needed = {self.clone(remote, remote.rbd).name for remote in read if remote.rbd is not None}
         for name, asked in list(self._asked_at.items()):
             if now - asked < _FRESH_SECONDS:

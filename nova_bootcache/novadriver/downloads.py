@@ -6,7 +6,7 @@ from glanceclient import exc
 from nova.image import glance
 from oslo_log import log as logging
 
-from bootcache import bus
+from bootcache.util import threads
 
 LOG = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def refusal(context: Any, image_id: str) -> str:
             context, 2, 'data', args=(image_id,), kwargs={'do_checksum': False})
 
     try:
-        bus.begin(ask, 'bootcache-download').result(_PATIENCE_SECONDS)
+        threads.daemon_thread(ask, 'bootcache-download').result(_PATIENCE_SECONDS)
     except (exc.HTTPForbidden, exc.HTTPNotFound) as error:
         return f'Glance does not let the server\'s user download image {image_id}: {error}'
     except Exception as error:

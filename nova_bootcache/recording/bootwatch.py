@@ -17,10 +17,10 @@ from oslo_log import log as logging
 
 from bootcache import ending, exception, recording, rpcapi, workingset
 from bootcache.bootend import BootEnd, BootMarker, FoundEnd
-from bootcache.breaker import GrowingPauses
 from bootcache.ending import BootJudge, BootLimits, ProfileJudge, ServerJudge
 from bootcache.growingstore import GrowingStore, Mark, StoreKeeper
 from bootcache.locks import UsageCounts, leaf
+from bootcache.util.backoff import Backoff
 from bootcache.workingset import Extent
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.gateway import sharedstore
@@ -162,7 +162,7 @@ class BootReports:
         # held for steps of the queue.
         self._left: collections.deque[tuple[float, _Message]] = collections.deque()
         self._lock = leaf('the lock of reports')
-        self._pauses = GrowingPauses(_FIRST_PAUSE, _LONGEST_PAUSE, lambda: time.monotonic())
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, lambda: time.monotonic())
 
     def report(self, *report: Any) -> None:
         """Send a report; where the storage service does not answer, later.
@@ -172,9 +172,9 @@ class BootReports:
         """
         if self._try(report):
             # What is left follows with the next round.
-            self._pauses.forget(_SERVICE)
+            self._backoff.forget(_SERVICE)
         else:
-            self._pauses.wait(_SERVICE)
+            self._backoff.delay_first(_SERVICE)
             with self._lock:
                 self._left.append((time.monotonic() + _KEPT_SECONDS, report))
                 lost = self._left.popleft() if len(self._left) > _MOST else None
@@ -186,7 +186,7 @@ class BootReports:
 
         To be called now and then: each time that it does not answer it is asked later.
         """
-        while self._pauses.is_time(_SERVICE):
+        while self._backoff.is_due(_SERVICE):
             with self._lock:
                 found = self._left[0] if self._left else None
             if found is None:
@@ -196,10 +196,10 @@ class BootReports:
                 if time.monotonic() > until:
                     self._lose(report, 'the storage service does not answer')
                 elif not self._try(report):
-                    self._pauses.postpone(_SERVICE)
+                    self._backoff.postpone(_SERVICE)
                     return
                 else:
-                    self._pauses.forget(_SERVICE)
+                    self._backoff.forget(_SERVICE)
             except messaging.MessagingException as error:
                 self._lose(report, str(error))
             with self._lock:

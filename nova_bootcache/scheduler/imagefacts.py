@@ -15,8 +15,9 @@ import cachetools
 from nova.image import glance
 from oslo_log import log as logging
 
-from bootcache import bus, exception, properties
-from bootcache.breaker import Breaker
+from bootcache import exception, properties
+from bootcache.util import threads
+from bootcache.util.backoff import CircuitBreaker
 
 LOG = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class ImageLookup:
         self._known: Any = cachetools.TTLCache(_REMEMBERED_IMAGES, _REMEMBERED_SECONDS)
         self._asked: list[concurrent.futures.Future[RequestedImage | None]] = []
         self._lock = threading.Lock()
-        self._health = Breaker(1, _SILENCE_SECONDS)
+        self._health = CircuitBreaker(1, _SILENCE_SECONDS)
 
     def of(self, image_id: str, request_spec: Any,
            is_needed: bool = False) -> RequestedImage | None:
@@ -81,7 +82,8 @@ class ImageLookup:
                 if len(self._asked) >= _MOST_ASKED or not self._health.may_ask():
                     return None
                 context = request_spec._context
-                asked = bus.begin(lambda: self._ask(image_id, context), 'bootcache-image')
+                asked = threads.daemon_thread(
+                    lambda: self._ask(image_id, context), 'bootcache-image')
                 self._asked.append(asked)
                 known = self._known[image_id] = asked, time.monotonic()
         asked, since = known

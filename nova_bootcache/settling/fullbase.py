@@ -24,9 +24,10 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, fileformat, green, qemuimg, rpcapi, savefile, steps
+from bootcache import exception, fileformat, qemuimg, rpcapi, savefile, steps
 from bootcache.exchange import client as exchange_client
 from bootcache.exchange.client import ExchangeClient, Exchanged, FetchProgress
+from bootcache.util import threads
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
 from nova_bootcache.settling import partial
 
@@ -512,7 +513,7 @@ class _Work:
                 digest.update(chunk)
                 return chunk
 
-            while chunk := green.aside(read):
+            while chunk := threads.run_native(read):
                 # What is zero was copied as a hole, and costs the disk nothing.
                 done += len(chunk) if chunk.lstrip(b'\0') else 0
                 self.check()
@@ -533,7 +534,7 @@ def _file_node(path: str, image_format: str) -> dict[str, Any]:
 def _inspect(path: str, image_format: str) -> int:
     """Refuse what Nova's ``images.fetch_to_raw`` refuses; return the virtual size in bytes."""
     try:
-        inspector = green.aside(lambda: fileformat.inspect(path))
+        inspector = threads.run_native(lambda: fileformat.inspect(path))
         fileformat.check_safe(inspector)
     except exception.ImageRefused as error:
         raise exception.ImageRefused(f'{path}: {error}') from error

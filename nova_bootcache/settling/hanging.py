@@ -11,8 +11,8 @@ import libvirt
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.breaker import GrowingPauses
 from bootcache.locks import KeyedLocks
+from bootcache.util.backoff import Backoff
 from nova_bootcache import libvirtcalls
 from nova_bootcache.settling import pivot
 from nova_bootcache.settling.localservers import Nova
@@ -39,29 +39,28 @@ class HangingServers:
 
     def __init__(self, clock: Callable[[], float]):
         # Those that do not answer or whose copy does not end; those whose copies came to no end.
-        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
-        self._stalls = GrowingPauses(_STALLED_PAUSE, _LONGEST_STALLED, clock)
+        self._backoff = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
+        self._stalls = Backoff(_STALLED_PAUSE, _LONGEST_STALLED, clock)
         self._do_not_end: set[str] = set()
-        # Those that wait as others hang, with the second from which on each is tried again.
-        self._wait: dict[str, float] = {}
+        # Those that wait as others hang.
+        self._waiting = Backoff(_PAUSE_SECONDS, clock=clock)
         self._clock = clock
 
     def __contains__(self, server_id: object) -> bool:
         """Tell whether a server's move hung, or waited for others', when it was tried last."""
-        return server_id in self._pauses or server_id in self._stalls or server_id in self._wait
+        return server_id in self._backoff or server_id in self._stalls or server_id in self._waiting
 
     def why(self, server_id: str) -> str:
         """Return at what a server's move hangs, with the cure; empty if it does not."""
         if server_id in self._stalls or server_id in self._do_not_end:
             return _COPY_CURE
-        if server_id in self._pauses:
+        if server_id in self._backoff:
             return _QEMU_CURE
-        return _MANY_CURE if server_id in self._wait else ''
+        return _MANY_CURE if server_id in self._waiting else ''
 
     def is_time_to_end(self, server_id: str) -> bool:
         """Tell whether to try now to end what is half done for a server."""
-        return self._pauses.is_time(server_id) \
-            and self._clock() >= self._wait.get(server_id, 0.0)
+        return self._backoff.is_due(server_id) and self._waiting.is_due(server_id)
 
     def is_time(self, server_id: str) -> bool:
         """Tell whether to try now to move a server."""
@@ -69,29 +68,29 @@ class HangingServers:
 
     def due(self, server_id: str) -> float:
         """Return the monotonic second from which on to try to move a server."""
-        return max(self._pauses.due(server_id), self._stalls.due(server_id),
-                   self._wait.get(server_id, 0.0))
+        return max(self._backoff.due_at(server_id), self._stalls.due_at(server_id),
+                   self._waiting.due_at(server_id))
 
     def note(self, server_id: str, error: exception.LibvirtHangs) -> None:
         """Leave a server alone for a while, and longer than the last time.
 
         One that was not asked, as others hang, is tried again soon; nothing is known of it.
         """
-        if isinstance(error, exception.TooManyCalls) and server_id not in self._pauses:
-            if not self._wait:
+        if isinstance(error, exception.TooManyCalls) and server_id not in self._backoff:
+            if not self._waiting.known():
                 LOG.warning('bootcache: servers of this host are not settled for now: %s',
                             f'{error}. {libvirtcalls.CURE}; "bootcache host list --unsettled" says'
                             f' of it: {libvirtcalls.NO_ANSWER}')
-            self._wait[server_id] = self._clock() + _PAUSE_SECONDS
+            self._waiting.postpone(server_id)
             return
         does_not_end = isinstance(error, exception.BlockJobStalls)
         if does_not_end:
             self._do_not_end.add(server_id)
-        if server_id not in self._pauses and not (does_not_end and server_id in self._stalls):
+        if server_id not in self._backoff and not (does_not_end and server_id in self._stalls):
             LOG.warning('bootcache: server %s is not settled, and is left alone until %s: %s',
                         server_id, 'its copy has ended' if does_not_end else 'its QEMU answers',
                         f'{error}. {libvirtcalls.CURE}')
-        self._pauses.postpone(server_id)
+        self._backoff.postpone(server_id)
         self._asked(server_id)
 
     def note_stall(self, server_id: str, error: exception.BlockJobStalls) -> None:
@@ -103,9 +102,9 @@ class HangingServers:
         """Note that a server's QEMU has answered, or is no more, and nothing is half done."""
         if server_id in self._do_not_end:
             LOG.info('bootcache: the copy of server %s, which was given up, has ended', server_id)
-        elif server_id in self._pauses:
+        elif server_id in self._backoff:
             LOG.info('bootcache: the QEMU of server %s answers again, or has ended', server_id)
-        self._pauses.forget(server_id)
+        self._backoff.forget(server_id)
         self._do_not_end.discard(server_id)
         self._asked(server_id)
 
@@ -115,14 +114,14 @@ class HangingServers:
 
     def keep_only(self, server_ids: Collection[str]) -> None:
         """Forget all but some."""
-        self._pauses.keep_only(server_ids)
+        self._backoff.keep_only(server_ids)
         self._stalls.keep_only(server_ids)
         self._do_not_end.intersection_update(server_ids)
-        for server_id in set(self._wait) - set(server_ids):
+        for server_id in self._waiting.known() - set(server_ids):
             self._asked(server_id)
 
     def _asked(self, server_id: str) -> None:
-        if self._wait.pop(server_id, None) is not None and not self._wait:
+        if self._waiting.forget(server_id) and not self._waiting.known():
             LOG.info('bootcache: no server of this host waits any more as others hang')
 
 
@@ -144,13 +143,13 @@ class HalfDone:
         self._steps = steps
         self._hanging = hanging
         # What could not be ended for another reason, which an operator may have to see to.
-        self._failed = GrowingPauses(_END_AGAIN_SECONDS, _LONGEST_END_AGAIN, clock)
+        self._failed = Backoff(_END_AGAIN_SECONDS, _LONGEST_END_AGAIN, clock)
 
     def is_due(self, directory: str) -> bool:
         """Tell whether something was left in a server's directory, and is to be ended now."""
         server_id = server_of(directory)
         return pivot.is_under_way(directory) and self._hanging.is_time_to_end(server_id) \
-            and self._failed.is_time(server_id)
+            and self._failed.is_due(server_id)
 
     def end(self, directory: str) -> None:
         """End what was left in a server's directory, if anything was.

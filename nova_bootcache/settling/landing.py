@@ -18,7 +18,7 @@ from typing import Any
 import libvirt
 
 from bootcache import savefile
-from bootcache.breaker import GrowingPauses
+from bootcache.util.backoff import Backoff
 from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.settling.hanging import HangingServers
@@ -65,7 +65,7 @@ class Landing:
         self._hanging = hanging
         # Servers of which nothing more is to be found as long as all is as it was: what each had.
         self._done: dict[str, _Looked] = {}
-        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
+        self._backoff = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._waits = False
         # When the first pause ends of those that the last look left alone.
         self._due = math.inf
@@ -87,7 +87,7 @@ class Landing:
         if not self._rate:
             return
         present = {server.server_id for servers in unsettled.values() for server in servers}
-        self._pauses.keep_only(present | set(unsettled))
+        self._backoff.keep_only(present | set(unsettled))
         for server_id in set(self._done) - present:
             self.forget(server_id)
         for image_id, servers in sorted(unsettled.items()):
@@ -116,14 +116,14 @@ class Landing:
                 self._waits = True
             elif self._host.cache.entry(server.image_id) is None:
                 # A file that is not right is for nobody; to tell that takes reading all of it.
-                self._pauses.postpone(server.image_id)
-                self._due = min(self._due, self._pauses.due(server.image_id))
+                self._backoff.postpone(server.image_id)
+                self._due = min(self._due, self._backoff.due_at(server.image_id))
             else:
-                self._pauses.forget(server.image_id)
+                self._backoff.forget(server.image_id)
                 if move(server):
-                    self._pauses.forget(server.server_id)
+                    self._backoff.forget(server.server_id)
                 else:
-                    self._pauses.postpone(server.server_id)
+                    self._backoff.postpone(server.server_id)
                 if time.monotonic() < (due := self._due_of(server)):
                     self._due = min(self._due, due)
                 else:
@@ -132,7 +132,7 @@ class Landing:
 
     def _due_of(self, server: LocalServer) -> float:
         """Return the monotonic second from which on to try to move a server."""
-        return max(self._pauses.due(server.server_id), self._pauses.due(server.image_id),
+        return max(self._backoff.due_at(server.server_id), self._backoff.due_at(server.image_id),
                    self._hanging.due(server.server_id))
 
     def _looked(self, server: LocalServer) -> _Looked | None:

@@ -30,7 +30,8 @@ from typing import Any
 import libvirt
 from oslo_log import log as logging
 
-from bootcache import exception, fileformat, green, qemuimg, savefile, tier
+from bootcache import exception, fileformat, qemuimg, savefile, tier
+from bootcache.util import threads
 from nova_bootcache import libvirtcalls
 from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling import pivotstate, rebase
@@ -322,7 +323,7 @@ def base_format(path: str) -> str:
     :raises PivotRefused: if it is neither raw nor qcow2, or unsafe.
     """
     try:
-        inspector = green.aside(lambda: fileformat.inspect(path))
+        inspector = threads.run_native(lambda: fileformat.inspect(path))
         fileformat.check_safe(inspector)
     except (exception.ImageRefused, OSError) as error:
         raise PivotRefused(f'base {path} cannot be used: {error}') from error

@@ -8,13 +8,13 @@ more, as of images whose full base is here.
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import exception, naming, properties, tier
+from bootcache.util.backoff import Backoff
 from nova_bootcache import storagenode
 from nova_bootcache.asking import client
 from nova_bootcache.chains.computehost import ComputeHost
@@ -60,10 +60,8 @@ class ServersBases:
         self._bandwidth = bandwidth
         self._stopped = stopped
         self._unsettled = unsettled
-        # Images whose servers are not to be settled, and when to ask again.
-        self._unwanted: dict[str, float] = {}
-        # Images whose base is others' turn, and when to ask again.
-        self._queued: dict[str, float] = {}
+        # Images whose servers are not to be settled, and those whose base is others' turn.
+        self._unwanted, self._queued = Backoff(_AGAIN_SECONDS), Backoff(_AGAIN_SECONDS)
         self._slot = StorageSlot(host.storage)
 
     def path(self, image_id: str) -> str:
@@ -79,13 +77,12 @@ class ServersBases:
 
         In monotonic seconds; 0 for one of which nobody has said that they are not, or not yet.
         """
-        return max(self._unwanted.get(image_id, 0.0), self._queued.get(image_id, 0.0))
+        return max(self._unwanted.due_at(image_id), self._queued.due_at(image_id))
 
     def forget_all_but(self, image_ids: Collection[str]) -> None:
         """Forget what images say that have no server here that is to be settled."""
-        for image_id in set(self._unwanted).difference(image_ids):
-            del self._unwanted[image_id]
-        for image_id in set(self._queued).difference(image_ids):
+        self._unwanted.keep_only(image_ids)
+        for image_id in self._queued.known().difference(image_ids):
             self._is_turn(image_id)
         self._unsettled.unwanted.intersection_update(image_ids)
 
@@ -143,8 +140,8 @@ class ServersBases:
             if image_id not in self._unwanted:
                 LOG.info('image %s: its servers are not settled, as it says %s=no', image_id,
                          properties.SETTLE)
-            self._unwanted[image_id] = time.monotonic() + _AGAIN_SECONDS
-        elif self._unwanted.pop(image_id, None) is not None:
+            self._unwanted.postpone(image_id)
+        elif self._unwanted.forget(image_id):
             LOG.info('image %s: its servers are settled from now on, as it says %s=yes', image_id,
                      properties.SETTLE)
         return wanted
@@ -168,8 +165,8 @@ class ServersBases:
                 LOG.info('image %s: its servers are settled when it is this host\'s turn: %s',
                          image_id, error)
             # Not all that wait at one moment at another one.
-            self._queued[image_id] = time.monotonic() + random.uniform(0.8, 1.2) * min(
-                error.seconds, _LONGEST_SECONDS)
+            self._queued.postpone(image_id, random.uniform(0.8, 1.2) * min(
+                error.seconds, _LONGEST_SECONDS))
             self._unsettled.queued.add(image_id)
             return None
         self._is_turn(image_id)
@@ -177,9 +174,9 @@ class ServersBases:
 
     def _is_turn(self, image_id: str) -> None:
         """Note that an image's base does not wait for a slot, or no longer."""
-        was_queued = self._queued.pop(image_id, None) is not None
+        was_queued = self._queued.forget(image_id)
         self._unsettled.queued.discard(image_id)
-        if was_queued and not self._queued:
+        if was_queued and not self._queued.known():
             # It may have come from others, or nobody needs it: another one is next.
             self._host.storage.hold_slot(False)
 

@@ -17,8 +17,8 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, naming
-from bootcache.breaker import GrowingPauses
 from bootcache.locks import KeyedLocks, leaf
+from bootcache.util.backoff import Backoff
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
 from nova_bootcache.settling import fullbase, hanging, pivot, rebase
@@ -67,7 +67,7 @@ class Settler:
         # Make beginning, ending and giving up one step.
         self._steps = KeyedLocks(Rank.SETTLING, 'the lock of settling server')
         # What did not come off: bases by image, as one that is wrong is so for good, and servers.
-        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
+        self._backoff = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._hanging = HangingServers(lambda: time.monotonic())
         self._half_done = HalfDone(nova, self._steps, self._hanging, lambda: time.monotonic())
         self._chained = ChainedDisks(host.cache)
@@ -210,7 +210,7 @@ class Settler:
 
     def _due(self, image_id: str) -> float:
         """Return the monotonic second from which on something can be done for an image."""
-        return max(self._pauses.due(image_id), self._bases.asks_at(image_id),
+        return max(self._backoff.due_at(image_id), self._bases.asks_at(image_id),
                    self._waits.get(image_id, 0.0))
 
     def _end_interrupted(self) -> None:
@@ -246,12 +246,12 @@ class Settler:
         self._chained.keep_only(set(map(os.path.basename, self._nova.directories())))
         self._unsettled = unsettled
         stand = [server for servers in unsettled.values() for server in servers]
-        self.unsettled.note(stand, self._pauses, {
+        self.unsettled.note(stand, self._backoff, {
             server.server_id for server in stand if server.server_id not in self._hanging
             and self._nova.sees_errors(server.server_id)},
             self._hanging.why)
         self._hanging.keep_only({server.server_id for server in present})
-        self._pauses.keep_only({*unsettled, *(server.server_id for server in stand)})
+        self._backoff.keep_only({*unsettled, *(server.server_id for server in stand)})
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
         for image_id in self._gone - in_hand:
@@ -282,18 +282,18 @@ class Settler:
                 continue
             ready = [server for server in servers if server.settles and server.age >= self._delay
                      and self._hanging.is_time(server.server_id)
-                     and self._pauses.is_time(server.server_id)]
+                     and self._backoff.is_due(server.server_id)]
             if ready and not self._host.needs.is_booting(image_id):
                 self._settle(image_id, ready)
         self._waits = {image_id: min(
-            (max(self._hanging.due(server.server_id), self._pauses.due(server.server_id))
+            (max(self._hanging.due(server.server_id), self._backoff.due_at(server.server_id))
              for server in servers if server.settles), default=0.0)
             for image_id, servers in unsettled.items()}
 
     def _stays(self, image_id: str) -> bool:
         """Tell whether an image's servers stand on its cache image for longer than a moment."""
         return not self._bandwidth or self._bases.is_unwanted(image_id) or (
-            self._pauses.times(image_id) > 0 and not os.path.exists(self._bases.path(image_id)))
+            self._backoff.failures(image_id) > 0 and not os.path.exists(self._bases.path(image_id)))
 
     def _land(self, server: LocalServer) -> bool:
         return self._stopped.is_set() or self._move(
@@ -305,7 +305,7 @@ class Settler:
         try:
             base = self._bases.complete(image_id, servers)
             if base is not None:
-                self._pauses.forget(image_id)
+                self._backoff.forget(image_id)
                 for server in servers:
                     if self._stopped.is_set():
                         return
@@ -313,11 +313,14 @@ class Settler:
                         server, lambda now, find: self._onto_base(now, find, base),
                         'bootcache: server %s is settled',
                         'bootcache: server %s is not settled yet: %s')
-                    (self._pauses.forget if has_moved else self._pauses.postpone)(server.server_id)
+                    if has_moved:
+                        self._backoff.forget(server.server_id)
+                    else:
+                        self._backoff.postpone(server.server_id)
         except exception.Cancelled:
             return
         except (exception.BootcacheError, OSError, messaging.MessagingException) as error:
-            pause = self._pauses.postpone(image_id)
+            pause = self._backoff.postpone(image_id)
             LOG.warning('image %s: its servers are not settled yet, and tried again in %.0f s: %s',
                         image_id, pause, error)
 

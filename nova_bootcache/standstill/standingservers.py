@@ -14,9 +14,9 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.breaker import GrowingPauses
 from bootcache.locks import KeyedLocks, UsageCounts
-from bootcache.news import News
+from bootcache.util.backoff import Backoff
+from bootcache.util.logthrottle import LogThrottle
 from nova_bootcache import libvirtcalls
 from nova_bootcache.chains.chains import Chains
 from nova_bootcache.libvirtcalls import SECONDS, LibvirtCalls
@@ -169,7 +169,7 @@ class StandingServers:
         self._holds_path = holds_path
         self._boots = boots
         self._clock = clock
-        self._news = News(LOG)
+        self._throttle = LogThrottle(LOG)
         # This thread's own: its calls to libvirt; who waits, by server; why bases cannot be read,
         # by image.
         self._calls = LibvirtCalls(nova.connect)
@@ -178,7 +178,7 @@ class StandingServers:
         self._waits: dict[str, _Wait] = {}
         self._obstacles: dict[str, Exception | None] = {}
         # By server, with the second of the last try.
-        self._tries = GrowingPauses(_FIRST_TRY, _LONGEST_TRY, clock)
+        self._tries = Backoff(_FIRST_TRY, _LONGEST_TRY, clock)
         self._tried_at: dict[str, float] = {}
         # What is told to others: exchanged as a whole.
         self._told: list[list[Any]] = []
@@ -312,10 +312,10 @@ class StandingServers:
             self._woken.clear()
             try:
                 self.look()
-                self._news.mended(_LISTED, 'bootcache: libvirt and Nova tell again which guests'
-                                  ' stand still')
+                self._throttle.recovered(
+                    _LISTED, 'bootcache: libvirt and Nova tell again which guests stand still')
             except Exception as error:
-                self._news.bad(_LISTED, 'bootcache: %s, for now: %s', _LISTED, error)
+                self._throttle.warning(_LISTED, 'bootcache: %s, for now: %s', _LISTED, error)
             self._wait()
 
     def _wait(self) -> None:
@@ -392,11 +392,11 @@ class StandingServers:
             wait.told_at = now
             LOG.warning('bootcache: server %s has stood still for %.1f h: %s. %s', server_id,
                         (now - wait.since) / 3600, wait.why, cure(error, standing.is_full))
-        if not obstacle and self._tries.is_time(server_id):
+        if not obstacle and self._tries.is_due(server_id):
             self._tries.postpone(server_id)
             self._tried_at[server_id] = self._clock()
             self._let_go_on(server_id)
-        wait.due = self._clock() + PERIOD_SECONDS if obstacle else self._tries.due(server_id)
+        wait.due = self._clock() + PERIOD_SECONDS if obstacle else self._tries.due_at(server_id)
 
     def _let_go_on(self, server_id: str) -> None:
         lock = self._steps.of(server_id)

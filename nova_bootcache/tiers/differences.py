@@ -8,7 +8,8 @@ this: nothing that is put together counts before it is verified.
 import os
 from collections.abc import Callable
 
-from bootcache import cacheimage, cachelayout, difference, exception, green, qemuimg
+from bootcache import cacheimage, cachelayout, difference, exception, qemuimg
+from bootcache.util import threads
 from bootcache.workingset import Extent
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.cache.cachefiles import CacheFiles
@@ -61,7 +62,7 @@ class Differences:
         assert info is not None and wanted is not None
         cacheimage.verify(path, wanted.sha256, wanted.bytes)
         # Of a large one that takes seconds of CPU.
-        layout = green.aside(lambda: difference.read_layout(path, wanted))
+        layout = threads.run_native(lambda: difference.read_layout(path, wanted))
         if (layout.virtual_bytes, layout.cluster_bytes) != (info.virtual_bytes, info.cluster_bytes):
             raise exception.BootcacheError('what differs is of another size')
         difference.put_together(self._files.path(wanted.parent), path, partial, layout, check,

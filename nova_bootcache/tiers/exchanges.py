@@ -10,10 +10,11 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, green, qemuimg, rpcapi
+from bootcache import exception, qemuimg, rpcapi
 from bootcache.exchange import client
 from bootcache.exchange.client import ExchangeClient, Exchanged, FetchProgress
 from bootcache.manifest import CacheInfo
+from bootcache.util import threads
 from nova_bootcache.asking.client import ExchangeAsking
 from nova_bootcache.gateway import sharedstore
 from nova_bootcache.storagenode import Remote
@@ -133,7 +134,7 @@ def _take_room(path: str, size: int) -> None:
     :raises OSError: if there is not so much.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-    green.aside(lambda: sharedstore.hold(path, size))
+    threads.run_native(lambda: sharedstore.hold(path, size))
 
 
 def _copy(missing: list[tuple[int, int]], size: int, path: str, source: dict[str, Any],

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, expansion, naming, savefile, steps, tier
-from bootcache.breaker import GrowingPauses
 from bootcache.cachelayout import Compression
 from bootcache.tier import Medium, TierLimits
+from bootcache.util.backoff import Backoff
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles, place
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.tiers.room import Room
@@ -100,8 +100,8 @@ class Expansions:
         self._stopped = threading.Event()
         # Only upkeep begins one.
         self._thread: threading.Thread | None = None
-        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
-        self._no_room = GrowingPauses(_PAUSE_SECONDS, _LONGEST_WITHOUT_ROOM,
+        self._backoff = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
+        self._no_room = Backoff(_PAUSE_SECONDS, _LONGEST_WITHOUT_ROOM,
                                       lambda: time.monotonic())
 
     def stop(self) -> None:
@@ -138,7 +138,7 @@ class Expansions:
         """Return what is to be expanded now: of those that are, what was used last."""
         entries = self._files.entries()
         images = [entry.remote.image_id for entry in entries]
-        for pauses in (self._pauses, self._no_room):
+        for pauses in (self._backoff, self._no_room):
             pauses.keep_only(images)
         spins = bool(entries) and tier.spins(self._files.directory)
         found = [entry for entry in entries if self._is_due(entry, spins)]
@@ -154,7 +154,7 @@ class Expansions:
         image_id = entry.remote.image_id
         spins = disk_spins and self._files.medium(image_id) is Medium.DISK
         return is_wanted(self._expand, entry, spins, self._has_base(image_id)) \
-            and self._pauses.is_time(image_id) and self._no_room.is_time(image_id) \
+            and self._backoff.is_due(image_id) and self._no_room.is_due(image_id) \
             and os.path.exists(self._files.path(image_id))
 
     def _has_base(self, image_id: str) -> bool:
@@ -171,12 +171,12 @@ class Expansions:
             self._no_room.postpone(image_id)
             LOG.debug('image %s: its cache image stays compressed: %s', image_id, error)
         except (exception.BootcacheError, OSError) as error:
-            pause = self._pauses.postpone(image_id)
+            pause = self._backoff.postpone(image_id)
             LOG.warning('image %s: its cache image stays compressed, and is tried to be expanded'
                         ' again in %.0f s; [bootcache]expand=never ends that: %s', image_id, pause,
                         error)
         except Exception:
-            self._pauses.postpone(image_id)
+            self._backoff.postpone(image_id)
             LOG.exception('bootcache: unexpected error')
 
     def expand(self, entry: CacheEntry) -> None:
@@ -219,7 +219,7 @@ class Expansions:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(partial)
-        self._pauses.forget(image_id)
+        self._backoff.forget(image_id)
         LOG.info('image %s: its cache image of %d bytes in compute %s was expanded to %d in %.2f s',
                  image_id, there.st_size, medium.value, size, time.monotonic() - began)
 

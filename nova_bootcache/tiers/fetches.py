@@ -17,13 +17,13 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming, qemuimg, savefile, steps
-from bootcache.breaker import GrowingPauses
 from bootcache.cachelayout import Compression
 from bootcache.exchange import patience
 from bootcache.exchange.client import Exchanged
 from bootcache.locks import leaf
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
+from bootcache.util.backoff import Backoff
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.asking.placement import Trust
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles, place
@@ -46,7 +46,7 @@ class Readable:
 
     def __init__(self) -> None:
         # Of kinds of compression that could not be looked into, and of files, by their digest.
-        self._again = GrowingPauses(_UNREADABLE_SECONDS, _LONGEST_UNREADABLE)
+        self._again = Backoff(_UNREADABLE_SECONDS, _LONGEST_UNREADABLE)
         # Several threads may find out the same at once.
         self._reads: dict[Compression, bool] = {}
 
@@ -61,13 +61,13 @@ class Readable:
         compression = info.compression
         if compression is Compression.NONE:
             return True
-        return self._reads_kind(compression) and self._again.is_time(info.sha256)
+        return self._reads_kind(compression) and self._again.is_due(info.sha256)
 
     def _reads_kind(self, compression: Compression) -> bool:
         found = self._reads.get(compression)
         if found is not None:
             return found
-        if not self._again.is_time(compression.value):
+        if not self._again.is_due(compression.value):
             return False
         try:
             with tempfile.TemporaryDirectory() as directory:
@@ -120,20 +120,20 @@ class WrongFiles:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._again = GrowingPauses(_FIRST_SECONDS, _LONGEST_SECONDS, clock)
-        self._given_up = GrowingPauses(_DAY, _DAY, clock)
+        self._again = Backoff(_FIRST_SECONDS, _LONGEST_SECONDS, clock)
+        self._given_up = Backoff(_DAY, _DAY, clock)
 
     def trust(self, image_id: str, sha256: str) -> Trust:
         """Return whether a cache image is to be fetched."""
         key = _key(image_id, sha256)
-        if not self._given_up.is_time(key):
+        if not self._given_up.is_due(key):
             return Trust.NONE
-        return Trust.FULL if self._again.is_time(key) else Trust.PAUSED
+        return Trust.FULL if self._again.is_due(key) else Trust.PAUSED
 
     def note(self, remote: Remote, sha256: str, reason: str) -> None:
         """Note that one has come wrong."""
         key = _key(remote.image_id, sha256)
-        if self._again.times(key) < _TIMES_AGAIN:
+        if self._again.failures(key) < _TIMES_AGAIN:
             LOG.error('image %s: its cache image came wrong from %s:%d: %s. Servers read from the'
                       ' base; it is fetched again in %.0f s at the earliest', remote.image_id,
                       remote.host, remote.port, reason, self._again.postpone(key))

@@ -19,9 +19,10 @@ from tiers_house import MIB, flip
 from tiers_house import house as house  # the fixture
 from tiers_house import memory as memory  # likewise
 
-from bootcache import difference, expansion, green, qemuimg
+from bootcache import difference, expansion, qemuimg
 from bootcache.clusterplaces import ClusterPlaces
 from bootcache.tier import Medium
+from bootcache.util import threads
 
 
 @pytest.fixture
@@ -167,12 +168,12 @@ def test_a_host_that_is_warmed_is_paced(cloud, child, host):
 
 def test_nova_compute_does_other_things_while_its_layout_is_read(cloud, child, host, monkeypatch):
     within, seen = [], []
-    aside, unpacked = green.aside, difference.unpacked
+    run_native, unpacked = threads.run_native, difference.unpacked
 
     def beside(work):
         within.append(work)
         try:
-            return aside(work)
+            return run_native(work)
         finally:
             within.pop()
 
@@ -180,7 +181,7 @@ def test_nova_compute_does_other_things_while_its_layout_is_read(cloud, child, h
         seen.append(len(within))
         return unpacked(packed)
 
-    monkeypatch.setattr(green, 'aside', beside)
+    monkeypatch.setattr(threads, 'run_native', beside)
     monkeypatch.setattr(difference, 'unpacked', read)
     assert fetch(host, cloud).expanded and seen == [1]
 

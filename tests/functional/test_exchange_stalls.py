@@ -43,7 +43,7 @@ class Recorded(ExchangeClient):
 
     waited = []
 
-    def within(self, seconds):
+    def with_timeout(self, seconds):
         return Recorded(self._path, seconds)
 
     def _ask(self, method, *arguments, **named):
@@ -75,7 +75,7 @@ def test_what_may_still_be_written_to_is_not_gone_on_with(swarm):
     one = swarm.host()
 
     class Hangs(ExchangeClient):
-        def within(self, seconds):
+        def with_timeout(self, seconds):
             return Hangs(self._path, seconds)
 
         def drop(self, name):

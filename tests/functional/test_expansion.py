@@ -285,7 +285,7 @@ def test_what_goes_wrong_leaves_the_compressed_one_and_is_tried_later(host, node
     assert IMAGE in line and 'stays compressed' in line and 'expand=never' in line
     upkeep(host)
     assert not is_expanded(host), 'it is not time'
-    host.expansions._pauses.forget(IMAGE)
+    host.expansions._backoff.forget(IMAGE)
     upkeep(host)
     assert is_expanded(host)
 

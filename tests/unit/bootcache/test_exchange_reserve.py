@@ -20,7 +20,7 @@ class Client:
     def __init__(self, clock, done, peers):
         self.clock, self.done, self.peers, self.asked = clock, done, peers, []
 
-    def within(self, _seconds):
+    def with_timeout(self, _seconds):
         return self
 
     def fetch(self, *_arguments):

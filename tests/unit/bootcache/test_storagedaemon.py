@@ -9,8 +9,8 @@ import time
 import pytest
 
 from bootcache import exception, monitor
-from bootcache.breaker import Breaker
 from bootcache.storagedaemon import StorageDaemon, UnixListener
+from bootcache.util.backoff import CircuitBreaker
 
 
 class EndsAfterItsGreeting:
@@ -51,7 +51,7 @@ def hanging(tmp_path, monkeypatch, breaker):
 
 
 def test_a_daemon_that_hangs_is_asked_once_in_a_while(tmp_path, monkeypatch):
-    daemon = hanging(tmp_path, monkeypatch, Breaker(1, 3600))
+    daemon = hanging(tmp_path, monkeypatch, CircuitBreaker(1, 3600))
     for words in ('no answer on', 'did not answer just now', 'did not answer just now'):
         with pytest.raises(exception.StorageDaemonBusy, match=words), daemon.session():
             pass
@@ -60,7 +60,7 @@ def test_a_daemon_that_hangs_is_asked_once_in_a_while(tmp_path, monkeypatch):
 
 def test_a_daemon_that_did_not_answer_just_now_is_not_queued_for(tmp_path, monkeypatch):
     """Whoever has its monitor may wait for it in vain."""
-    daemon = hanging(tmp_path, monkeypatch, Breaker(1, 3600))
+    daemon = hanging(tmp_path, monkeypatch, CircuitBreaker(1, 3600))
     with pytest.raises(exception.StorageDaemonBusy), daemon.session():
         pass
     held, end = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ def test_without_a_breaker_it_is_asked_each_time(tmp_path, monkeypatch):
 
 
 def test_nobody_waits_for_ever_for_another_who_has_the_monitor(tmp_path, monkeypatch):
-    daemon = hanging(tmp_path, monkeypatch, Breaker(1, 3600))
+    daemon = hanging(tmp_path, monkeypatch, CircuitBreaker(1, 3600))
     held, end = threading.Event(), threading.Event()
 
     def hold():
@@ -109,7 +109,7 @@ def test_nobody_waits_for_ever_for_another_who_has_the_monitor(tmp_path, monkeyp
 
 def test_who_stands_in_a_queue_waits_as_long_as_the_daemon_answers(tmp_path):
     """Each of many that start at once on a slow disk has it for a while."""
-    asked = monitor.Monitor('x', str(tmp_path / 'x.qmp'), 0.1, 1, Breaker(1, 3600),
+    asked = monitor.Monitor('x', str(tmp_path / 'x.qmp'), 0.1, 1, CircuitBreaker(1, 3600),
                             queue_seconds=3600)
     held, waits, end = threading.Event(), threading.Event(), threading.Event()
 

@@ -10,8 +10,9 @@ import pytest
 from fakes_snapshots import Sends, Uploads
 from oslo_utils.fixture import uuidsentinel
 
-from bootcache import exception, news
+from bootcache import exception
 from bootcache.manifest import Made, Manifest
+from bootcache.util import logthrottle
 from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage
@@ -337,14 +338,14 @@ def test_a_ceph_that_is_away_is_told_twice_an_hour(house, caplog, monkeypatch):
         raise exception.Interrupted('Ceph is away')
 
     monkeypatch.setattr(snapshotjobs, '_LOOK_SECONDS', 0.001)
-    monkeypatch.setattr(news, 'time', types.SimpleNamespace(monotonic=lambda: house.seconds))
+    monkeypatch.setattr(logthrottle, 'time', types.SimpleNamespace(monotonic=lambda: house.seconds))
     monkeypatch.setattr(house.jobs, 'once', once)
     house.jobs.start()
     assert house.sends.did == ['sweep']
     for _look in range(5):
         assert looks.acquire(timeout=20)
     assert caplog.text.count('Ceph is away') == 1
-    house.seconds += news.AGAIN_SECONDS
+    house.seconds += logthrottle.REPEAT_SECONDS
     deadline = time.monotonic() + 20
     while caplog.text.count('Ceph is away') != 2:
         assert time.monotonic() < deadline

@@ -7,9 +7,10 @@ import os
 import pytest
 from fakes_clock import Clock
 
-from bootcache import certificates, exception, news
+from bootcache import certificates, exception
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium, TierLimits
+from bootcache.util import logthrottle
 from nova_bootcache import upkeep
 from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.gateway.graph import Present
@@ -302,7 +303,7 @@ class Host:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(upkeep, 'time', clock)
-    monkeypatch.setattr(news, 'time', clock)
+    monkeypatch.setattr(logthrottle, 'time', clock)
     return clock
 
 

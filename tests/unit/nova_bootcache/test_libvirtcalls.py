@@ -12,7 +12,8 @@ import libvirt
 import pytest
 from fakes_standing import Connection, Domain, disk, is_taken, make_house
 
-from bootcache import bus, exception
+from bootcache import exception
+from bootcache.util import threads
 from nova_bootcache import libvirtcalls
 from nova_bootcache.libvirtcalls import LibvirtCalls
 from nova_bootcache.standstill.standingservers import cure
@@ -185,7 +186,7 @@ def test_there_are_never_many_that_do_not_return(calls, opened, hanging, few_sec
 def test_what_is_urgent_is_asked_all_the_same_once_a_server(calls, hanging, few_seconds):
     """Nova works on a server, whose half-done move has to end first."""
     for name in 'abcde':
-        calls._left.append((f'ill-{name}', bus.begin(hanging, 'ill')))
+        calls._left.append((f'ill-{name}', threads.daemon_thread(hanging, 'ill')))
     assert calls.find('a', urgent=True).XMLDesc(0).startswith('<domain>')
     with pytest.raises(exception.TooManyCalls):
         calls.find('a').XMLDesc(0)
@@ -220,7 +221,8 @@ def hangs(connection):
     tpool.execute(answers.wait, 3600)
 """
 ASK = """
-from bootcache import bus, exception
+from bootcache import exception
+from bootcache.util import threads
 from nova_bootcache import libvirtcalls
 libvirtcalls.SECONDS = 0.2
 calls = libvirtcalls.LibvirtCalls(object)

@@ -42,7 +42,7 @@ def test_a_host_waits_for_its_turn_and_asks_again(house, settler, completing, ca
         house.clock.now += 8
         settler.once()
     assert 4 <= len(house.done('slot')) <= 6
-    assert IMAGE not in settler._pauses
+    assert IMAGE not in settler._backoff
     assert caplog.text.count("this host's turn") <= 1
     house.slot_again = 0.0
     house.clock.now += 50

@@ -5,7 +5,7 @@ import threading
 import pytest
 from fakes_clock import Clock
 
-from bootcache.breaker import Breaker
+from bootcache.util.backoff import CircuitBreaker
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def clock():
 
 @pytest.fixture
 def neighbour(clock):
-    return Breaker(2, 10, clock)
+    return CircuitBreaker(2, 10, clock)
 
 
 def test_one_failure_is_none(neighbour):
@@ -53,7 +53,7 @@ def test_one_who_asks_and_is_never_heard_of_keeps_nobody_for_ever(neighbour, clo
 
 
 def test_of_many_who_wait_for_the_pauses_end_one_asks(clock):
-    neighbour = Breaker(1, 10, clock)
+    neighbour = CircuitBreaker(1, 10, clock)
     neighbour.failed()
     clock.now += 10
     begin, told = threading.Barrier(8), []

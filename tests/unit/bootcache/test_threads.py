@@ -11,20 +11,21 @@ import threading
 
 import pytest
 
-from bootcache import green
+from bootcache.util import threads
 
 WRITER = '''
 import hashlib, sys, threading
-from bootcache import green, savefile
+from bootcache import savefile
+from bootcache.util import threads
 path, piece = sys.argv[1], b'x' * (1 << 20)
 digest = hashlib.sha512(piece * 3).hexdigest()
 
 def write():
-    stream = green.aside(lambda: open(path, 'wb'))
+    stream = threads.run_native(lambda: open(path, 'wb'))
     for _ in range(3):
         # Each but the first needs a turn.
-        green.aside(lambda: stream.write(piece))
-    green.aside(stream.close)
+        threads.run_native(lambda: stream.write(piece))
+    threads.run_native(stream.close)
 
 writer = threading.Thread(target=write)
 writer.start()
@@ -60,7 +61,7 @@ def test_others_go_on_while_a_base_is_verified(pipe):
 from nova_bootcache.settling import fullbase
 work = fullbase._Work('/nowhere', 0, 0, threading.Event())
 # The writer's turn: here the file is opened, which a file on a disk does at once.
-green.aside(int)
+threads.run_native(int)
 work.verify(path, 'sha512:' + digest)
 writer.join()
 ''', pipe)
@@ -81,10 +82,10 @@ else:
 def test_work_is_done_by_a_native_thread_under_eventlet_only():
     code = '''
 import sys
-from bootcache import green
+from bootcache.util import threads
 import threading
-native = sys.modules['eventlet.patcher'].original('threading') if green.is_used() else threading
-print(green.aside(native.get_ident) == native.get_ident(), green.is_used())
+native = sys.modules['eventlet.patcher'].original('threading') if threads.is_green() else threading
+print(threads.run_native(native.get_ident) == native.get_ident(), threads.is_green())
 '''
     assert run(code).split() == ['True', 'False']
     assert run(EVENTLET + code).split() == ['False', 'True']
@@ -96,11 +97,12 @@ def test_eventlet_is_not_imported_where_nobody_uses_it():
 import sys
 import oslo_log.log
 theirs = 'eventlet' in sys.modules
-from bootcache import green, savefile
+from bootcache import savefile
+from bootcache.util import threads
 savefile.file_digest(sys.argv[0] if sys.argv[0] != '-c' else sys.executable)
 print('eventlet' in sys.modules and not theirs)
 ''').split() == ['False']
 
 
 def test_here():
-    assert green.aside(threading.get_ident) == threading.get_ident()
+    assert threads.run_native(threading.get_ident) == threading.get_ident()

@@ -1,0 +1,1 @@
+"""What knows nothing of images or hosts: back-off, log throttling, threads."""

@@ -11,7 +11,6 @@ needed as long as the storage service has a clone of that image, as its base.
 import dataclasses
 import subprocess
 import tempfile
-import time
 from collections.abc import Collection
 from typing import IO
 
@@ -21,6 +20,7 @@ from bootcache.ceph import snapshotcommands
 from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.ceph.rbd import RbdAbsent, RbdInUse
 from bootcache.ceph.snapshotcommands import SnapshotCommands
+from bootcache.util.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -56,7 +56,9 @@ class FlatCopies:
         self._bases = bases
         self._depth = depth
         self._running: _Flattening | None = None
-        self._round_at = self._make_at = time.monotonic()
+        self._rounds = Backoff(_ROUND_SECONDS)
+        # When a copy is tried again that could not be made, by its key.
+        self._tries = Backoff(_PAUSE_SECONDS)
         # Of bases, by their clones' names: nothing gets below an image later.
         self._known: dict[str, RbdOrigin | None] = {}
 
@@ -70,7 +72,7 @@ class FlatCopies:
 
     def is_due(self) -> bool:
         """Tell whether there may be something to be done."""
-        return time.monotonic() >= self._round_at or self._has_ended()
+        return self._rounds.is_due() or self._has_ended()
 
     def _has_ended(self) -> bool:
         return self._running is not None and self._running.process.poll() is not None
@@ -82,25 +84,25 @@ class FlatCopies:
 
         The errors are those of ``Rbd.clone``.
         """
-        self._round_at = time.monotonic() + _ROUND_SECONDS
+        self._rounds.postpone()
         ended = self._has_ended()
         there = {clone.name for clone in self._rbd.clones(self._pool, '')}
         wanted = self._wanted(there)
-        if ended or (self._running is not None and wanted is not None
-                     and self._running.key not in wanted):
-            self._end()
         if wanted is None:
             # Not all bases were looked at.
-            self._round_at = time.monotonic()
+            self._rounds.forget()
             return
+        failed = {}
+        if self._running is not None and (ended or self._running.key not in wanted):
+            failed = {self._running.key: self._end()}
+        self._tries.keep_only(wanted)
         for name in there:
             kind = next((kind for kind in (_FLAT, _BEGUN) if name.startswith(kind)), '')
             if kind and name.removeprefix(kind) not in wanted:
                 self._remove(name)
-        if self._running is None and time.monotonic() >= self._make_at:
-            for key, origin in wanted.items():
-                if _FLAT + key not in there and self._make(key, origin, there):
-                    return
+        for key, origin in wanted.items():
+            if self._running is None and _FLAT + key not in there:
+                self._make(key, origin, there, failed.get(key, ''))
 
     def _wanted(self, there: Collection[str]) -> dict[str, RbdOrigin] | None:
         """Return what there is to be a copy of; None if not all bases were looked at."""
@@ -121,25 +123,38 @@ class FlatCopies:
             return None
         return {_key(origin): origin for origin in self._known.values() if origin is not None}
 
-    def _make(self, key: str, origin: RbdOrigin, there: Collection[str]) -> bool:
-        """Begin a copy, or go on with one; False if there is nothing to go on with."""
+    def _make(self, key: str, origin: RbdOrigin, there: Collection[str], failure: str) -> None:
+        """Begin a copy, go on with one, or name one that is complete.
+
+        :param failure: of the command that filled it last. The copy may be complete all the same:
+            a command of a process that was killed fills it as well, and the later one to end fails.
+        """
         begun, flat = (RbdClone(self._pool, '', kind + key) for kind in (_BEGUN, _FLAT))
         if begun.name not in there:
+            if not self._tries.is_due(key):
+                return
             try:
                 self._rbd.clone_into(origin.parent, begun, snapshotcommands.LARGE)
             except RbdAbsent:
-                return False
+                return
         found = self._rbd.origin(begun)
         if found is None:
             self._rbd.freeze(begun)
             self._rbd.rename(begun, flat)
             LOG.info('%s is a copy of %s, on which snapshots stand from now on', flat.path,
                      origin.parent)
-            return False
+            return
         if (found.id, found.snapshot_id) != (origin.id, origin.snapshot_id):
             # Another image has that name by now.
             self._rbd.remove(begun)
-            return False
+            return
+        if failure:
+            LOG.warning('a copy of a snapshot cannot be made; the next try is in %d s, and'
+                        ' snapshots that would stand on it go stock Nova\'s way until then:'
+                        ' rbd flatten %s/%s %s', self._tries.postpone(key), self._pool,
+                        begun.name, failure)
+        if not self._tries.is_due(key):
+            return
         LOG.info('%s has %d others below it: a copy of it is made that stands on none',
                  origin.parent, self._depth)
         said = tempfile.TemporaryFile()  # noqa: SIM115
@@ -148,10 +163,9 @@ class FlatCopies:
         except BaseException:
             said.close()
             raise
-        return True
 
-    def _end(self) -> None:
-        """Take notice of a command that has ended, or end it."""
+    def _end(self) -> str:
+        """Take notice of a command that has ended, or end it; return how it has failed."""
         running, self._running = self._running, None
         assert running is not None
         with running.said as said:
@@ -159,14 +173,11 @@ class FlatCopies:
             if status is None:
                 running.process.kill()
                 running.process.wait()
-            elif status:
-                self._make_at = time.monotonic() + _PAUSE_SECONDS
-                said.seek(0)
-                LOG.warning('a copy of a snapshot cannot be made; the next try is in %d s, and'
-                            ' snapshots that would stand on it go stock Nova\'s way until then:'
-                            ' rbd flatten %s/%s (exit %d): %s', _PAUSE_SECONDS, self._pool,
-                            _BEGUN + running.key, status,
-                            said.read()[-_SAID_BYTES:].decode(errors='replace').strip())
+            if not status:
+                return ''
+            said.seek(0)
+            detail = said.read()[-_SAID_BYTES:].decode(errors='replace').strip()
+            return f'(exit {status}): {detail}'
 
     def _remove(self, name: str) -> None:
         clone = RbdClone(self._pool, '', name)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tenacity
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
 from bootcache import exception, locks
@@ -24,8 +25,8 @@ from bootcache.util.backoff import CircuitBreaker
 class _Outcome:
     """What became of a coroutine in the loop's thread; filled there, waited for elsewhere."""
 
-    def __init__(self, threads: Any):
-        self.done = threads.Event()
+    def __init__(self, native: Any):
+        self.done = native.Event()
         self.task: asyncio.Task[Any] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
@@ -86,6 +87,12 @@ LOOP = LoopThread()
 
 
 _ATTEMPTS = 10
+
+
+def _is_garbled(error: BaseException) -> bool:
+    """Return whether an event of a job came before the greeting; the next client gets that first.
+    """
+    return isinstance(error, ConnectError) and not isinstance(error.exc, (OSError, EOFError))
 
 
 class Session:
@@ -230,29 +237,26 @@ class Monitor:
                 f'{self.name}: it did not answer just now; it is asked again in a moment')
 
     def _connect(self) -> QMPClient:
-        attempt = 0
-        while True:
-            client = QMPClient(self.name)
-            # It logs what it raises, in the loop's native thread: under eventlet that could wait
-            # for a green lock of logging's for ever.
-            client.logger.disabled = True
-            try:
-                LOOP.run(client.connect(self.path), self._patience)
-                return client
-            except TimeoutError as error:
-                raise self.busy(f'no answer on {self.path} within'
-                                f' {self._patience:g} s') from error
-            # The library asserts that a peer does not end right after its greeting.
-            except (QMPError, OSError, EOFError, AssertionError) as error:
-                attempt += 1
-                # An event of a job may come before the greeting; the next client gets that first.
-                garbled = isinstance(error, ConnectError) and not isinstance(
-                    error.exc, (OSError, EOFError))
-                if not garbled or attempt == _ATTEMPTS:
-                    # Nobody hangs there: there is nobody, or somebody else.
-                    self.heard()
-                    raise exception.StorageDaemonError(
-                        f'{self.name}: no answer on {self.path}: {self._told(error)}') from error
+        try:
+            return tenacity.Retrying(
+                retry=tenacity.retry_if_exception(_is_garbled),
+                stop=tenacity.stop_after_attempt(_ATTEMPTS), reraise=True)(self._try_to_connect)
+        except TimeoutError as error:
+            raise self.busy(f'no answer on {self.path} within {self._patience:g} s') from error
+        # The library asserts that a peer does not end right after its greeting.
+        except (QMPError, OSError, EOFError, AssertionError) as error:
+            # Nobody hangs there: there is nobody, or somebody else.
+            self.heard()
+            raise exception.StorageDaemonError(
+                f'{self.name}: no answer on {self.path}: {self._told(error)}') from error
+
+    def _try_to_connect(self) -> QMPClient:
+        client = QMPClient(self.name)
+        # It logs what it raises, in the loop's native thread: under eventlet that could wait for a
+        # green lock of logging's for ever.
+        client.logger.disabled = True
+        LOOP.run(client.connect(self.path), self._patience)
+        return client
 
     def _told(self, error: Exception) -> str:
         """Return what became of a try to connect."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import libtorrent
+import tenacity
 from oslo_log import log as logging
 
 from bootcache import exception
@@ -251,15 +252,14 @@ class ExchangeSession:
                 raise exception.ExchangeFailed(f'it is not exchanged any more: {error}') from error
 
     def _add_again(self, held: Held, peers: Iterable[Peer]) -> Any:
-        # It goes in its own thread.
-        deadline = time.monotonic() + _AGAIN_SECONDS
-        while True:
-            try:
-                return self._add(held, peers)
-            except RuntimeError as error:
-                if time.monotonic() > deadline:
-                    raise exception.ExchangeFailed(f'libtorrent refuses it: {error}') from error
-                time.sleep(0.01)
+        # What was removed goes in libtorrent's own thread.
+        try:
+            return tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(RuntimeError), reraise=True,
+                stop=tenacity.stop_after_delay(_AGAIN_SECONDS), wait=tenacity.wait_fixed(0.01))(
+                    self._add, held, peers)
+        except RuntimeError as error:
+            raise exception.ExchangeFailed(f'libtorrent refuses it: {error}') from error
 
     def keep(self, name: str, seconds: float) -> None:
         """Give a file that was fetched to others.

@@ -4,6 +4,7 @@ An untrusted image so runs where tenants' images run. The compute host that gets
 it below its overlay, sees when its boot is over, and reports what it read, as of any server's boot.
 """
 
+import contextlib
 import dataclasses
 import http
 import re
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+import tenacity
 from keystoneauth1 import exceptions as ks_exceptions
 from novaclient import client as nova_client
 from novaclient import exceptions as nova_exceptions
@@ -371,16 +373,14 @@ class NovaProfileBoots:
             return ''
 
     def _delete(self, server_id: str, tries: int = _DELETIONS) -> None:
-        for left in reversed(range(tries)):
-            try:
-                self._client.servers.delete(server_id)
-                return
-            except nova_exceptions.NotFound:
-                return
-            except Exception as error:
-                LOG.warning('server %s cannot be deleted yet: %s', server_id, error)
-                if left:
-                    time.sleep(2)
-        self._has_left = True
-        LOG.error('server %s of a profile boot could not be deleted; it is tried again in'
-                  ' [bootcache]poll_interval, %d s', server_id, self._conf.poll_interval)
+        try:
+            with contextlib.suppress(nova_exceptions.NotFound):
+                tenacity.Retrying(
+                    retry=tenacity.retry_if_not_exception_type(nova_exceptions.NotFound),
+                    stop=tenacity.stop_after_attempt(tries), wait=tenacity.wait_fixed(2),
+                    reraise=True)(self._client.servers.delete, server_id)
+        except Exception as error:
+            self._has_left = True
+            LOG.error('server %s of a profile boot could not be deleted; it is tried again in'
+                      ' [bootcache]poll_interval, %d s: %s', server_id, self._conf.poll_interval,
+                      error)

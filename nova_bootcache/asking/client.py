@@ -3,12 +3,12 @@
 import base64
 import contextlib
 import dataclasses
-import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 import oslo_messaging as messaging
+import tenacity
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -185,6 +185,12 @@ _ASK_AGAIN_SECONDS = 1.0
 _REFUSED_SECONDS = 20.0
 
 
+def _has_too_much(error: BaseException) -> bool:
+    """Return whether the storage service has refused a question, as it has too many to answer."""
+    return isinstance(error, messaging.RemoteError) \
+        and error.exc_type == exception.TooManyMessages.__name__
+
+
 class HostsClient:
     """The storage service, as one host reaches it.
 
@@ -227,22 +233,22 @@ class HostsClient:
             seconds.
         :raises BootcacheError: if the driver is not started.
         """
-        while True:
-            try:
-                return self.api.plan_boot(image_id, self.hostname, server_id, profile_token, owner,
-                                          self._encryption.name())
-            except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
-                LOG.warning('bootcache: the storage service does not answer: %s', error)
-                return None
-            except messaging.RemoteError as error:
-                if error.exc_type != exception.TooManyMessages.__name__:
-                    raise
-                if time.monotonic() >= refused_until:
-                    LOG.warning('bootcache: the storage service has too much to answer: %s',
-                                error.value)
-                    return None
-            # Not all that were refused at one moment at another one.
-            time.sleep(random.uniform(0.5, 1.5) * _ASK_AGAIN_SECONDS)
+        try:
+            answer: dict[str, Any] = tenacity.Retrying(
+                retry=tenacity.retry_if_exception(_has_too_much), reraise=True,
+                stop=lambda _state: time.monotonic() >= refused_until,
+                # Not all that were refused at one moment at another one.
+                wait=tenacity.wait_random(0.5 * _ASK_AGAIN_SECONDS, 1.5 * _ASK_AGAIN_SECONDS))(
+                    self.api.plan_boot, image_id, self.hostname, server_id, profile_token, owner,
+                    self._encryption.name())
+            return answer
+        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
+            LOG.warning('bootcache: the storage service does not answer: %s', error)
+        except messaging.RemoteError as error:
+            if not _has_too_much(error):
+                raise
+            LOG.warning('bootcache: the storage service has too much to answer: %s', error.value)
+        return None
 
     def ask_for_stored(self, image_id: str) -> dict[str, Any] | None:
         """Ask for an image's stored bytes; None if the image has no base there.

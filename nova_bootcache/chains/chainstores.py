@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import oslo_messaging as messaging
+import tenacity
 from oslo_log import log as logging
 
 from bootcache import exception
@@ -76,24 +76,19 @@ def patiently(work: Callable[[], Result], seconds: float, what: str,
 
     :param seconds: after which it is not tried again.
     :param what: that waits, for the log.
-    :param is_wanted: tells before each further try whether to go on.
+    :param is_wanted: tells after each try that failed whether to go on.
     :raises Exception: the work's, if it does not pass, or not in time.
     """
-    deadline = time.monotonic() + seconds
-    has_told = False
-    while True:
-        try:
-            return work()
-        except Exception as error:
-            left = deadline - time.monotonic()
-            if left <= 0 or not passes(error):
-                raise
-            if not has_told:
-                LOG.warning('bootcache: %s waits, for %.0f s at most: %s', what, left, error)
-                has_told = True
-            time.sleep(min(_AGAIN_SECONDS, left))
-            if not is_wanted():
-                raise
+    def log_first(state: tenacity.RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            LOG.warning('bootcache: %s waits, for %.0f s at most: %s', what, seconds,
+                        state.outcome.exception())
+
+    is_late = tenacity.stop_after_delay(seconds)
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(passes), wait=tenacity.wait_fixed(_AGAIN_SECONDS),
+        stop=lambda state: is_late(state) or not is_wanted(),
+        before_sleep=log_first, reraise=True)(work)
 
 
 class ChainStores:

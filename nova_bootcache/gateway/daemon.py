@@ -7,10 +7,10 @@ reaches its base by an export of the gateway on a unix socket.
 import contextlib
 import dataclasses
 import os
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import tenacity
 from oslo_log import log as logging
 
 from bootcache import daemonjobs, exception, growingstore, naming, qemuimg, steps
@@ -134,13 +134,11 @@ class Gateway:
 
     def _await_changes(self) -> None:
         # A boot by the stock way would take longer than reads wait, on QEMU 10.
-        for _second in range(_READ_SECONDS):
-            try:
-                self.connections.check_changes(_READ_SECONDS)
-            except exception.StorageDaemonBusy:
-                time.sleep(1)
-            else:
-                break
+        tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(exception.StorageDaemonBusy),
+            stop=tenacity.stop_after_attempt(_READ_SECONDS + 1), wait=tenacity.wait_fixed(1),
+            retry_error_callback=lambda _state: None)(
+                self.connections.check_changes, _READ_SECONDS)
 
     def _serve(self, image_id: str, there: Present, content: str) -> None:
         """Export a base that is read by its link."""

@@ -8,6 +8,7 @@ more, as of images whose full base is here.
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -61,7 +62,8 @@ class ServersBases:
         self._stopped = stopped
         self._unsettled = unsettled
         # Images whose servers are not to be settled, and those whose base is others' turn.
-        self._unwanted, self._queued = Backoff(_AGAIN_SECONDS), Backoff(_AGAIN_SECONDS)
+        self._unwanted, self._queued = (
+            Backoff(_AGAIN_SECONDS, clock=lambda: time.monotonic()) for _what in range(2))
         self._slot = StorageSlot(host.storage)
 
     def path(self, image_id: str) -> str:

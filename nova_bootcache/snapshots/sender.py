@@ -6,6 +6,7 @@ it. It gives up who is silent; so it is asked how far it is as long as this goes
 
 import contextlib
 import dataclasses
+import operator
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import oslo_messaging as messaging
+import tenacity
 from oslo_log import log as logging
 
 from bootcache import exception, qemuimg
@@ -148,9 +150,10 @@ class Snapshot:
     def _until(self, ask: Callable[[], dict[str, Any]], *wanted: str,
                seconds: float = _STEP_SECONDS, longest_pause: float = _LONGEST_PAUSE,
                away_seconds: float = _AWAY_SECONDS) -> dict[str, Any]:
-        began = answered = time.monotonic()
-        pause = _POLL_SECONDS
-        while True:
+        answered = time.monotonic()
+
+        def ask_once() -> dict[str, Any]:
+            nonlocal answered
             try:
                 told = ask()
                 answered = time.monotonic()
@@ -160,15 +163,19 @@ class Snapshot:
                 if time.monotonic() - answered >= away_seconds:
                     raise SnapshotRefused(
                         f'the storage service does not answer: {error}') from error
-                told = {}
+                return {}
             if 'refused' in told:
                 raise SnapshotRefused(str(told['refused'])[:500])
-            if any(key in told for key in wanted):
-                return told
-            if time.monotonic() - began > seconds:
-                raise SnapshotRefused(f'the storage service was not done after {seconds} s')
-            time.sleep(pause)
-            pause = min(2 * pause, longest_pause)
+            return told
+
+        try:
+            return tenacity.Retrying(
+                retry=tenacity.retry_if_result(lambda told: told.keys().isdisjoint(wanted)),
+                stop=tenacity.stop_after_delay(seconds),
+                wait=tenacity.wait_exponential(_POLL_SECONDS, longest_pause))(ask_once)
+        except tenacity.RetryError:
+            raise SnapshotRefused(
+                f'the storage service was not done after {seconds} s') from None
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -224,16 +231,15 @@ class Snapshot:
         Of one that may be in Glance's store it is waited for: Glance stores nothing else under its
         name before.
         """
-        deadline = time.monotonic() + (_AWAY_SECONDS if self._is_placed else 0)
-        while True:
-            why = ''
-            try:
-                if self._client.api.abandon_snapshot(self.snapshot_id, self._token):
-                    return
-            except (messaging.MessagingException, exception.BootcacheError) as error:
-                why = f': {error}'
-            if time.monotonic() >= deadline:
-                if why or self._is_placed:
-                    LOG.info('snapshot %s is not known to be removed%s', self.snapshot_id, why)
-                return
-            time.sleep(_LONGEST_PAUSE / 2)
+        def log(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome is not None else None
+            if error is not None or self._is_placed:
+                LOG.info('snapshot %s is not known to be removed%s', self.snapshot_id,
+                         f': {error}' if error is not None else '')
+
+        tenacity.Retrying(
+            retry=tenacity.retry_if_result(operator.not_) | tenacity.retry_if_exception_type(
+                (messaging.MessagingException, exception.BootcacheError)),
+            stop=tenacity.stop_after_delay(_AWAY_SECONDS if self._is_placed else 0),
+            wait=tenacity.wait_fixed(_LONGEST_PAUSE / 2), retry_error_callback=log)(
+                lambda: self._client.api.abandon_snapshot(self.snapshot_id, self._token))

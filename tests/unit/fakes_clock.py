@@ -23,3 +23,8 @@ class Clock:
 
     def sleep(self, seconds):
         self.now += seconds
+
+    def retry_by(self, monkeypatch):
+        """Have tenacity's retries wait by this clock."""
+        for module in 'tenacity', 'tenacity.nap':
+            monkeypatch.setattr(f'{module}.time', self)

@@ -78,6 +78,7 @@ class Nova:
 def nova(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(throughnova, 'time', clock)
+    clock.retry_by(monkeypatch)
     return Nova(clock)
 
 

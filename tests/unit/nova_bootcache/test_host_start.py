@@ -14,7 +14,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import exception, qemuimg
 from nova_bootcache import conf
-from nova_bootcache.chains import chainstores, computehost
+from nova_bootcache.chains import computehost
 from nova_bootcache.novadriver import driver
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
@@ -44,7 +44,7 @@ def host(monkeypatch, tmp_path, caplog):
 
     found = types.SimpleNamespace(clock=Clock(0), started=[], patience=[], gateway=0, supervisor=0,
                                   log=caplog)
-    monkeypatch.setattr(chainstores, 'time', found.clock)
+    found.clock.retry_by(monkeypatch)
     monkeypatch.setattr(libvirt_driver.LibvirtDriver, '__init__', stock)
     monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'init_host', init_host)
     monkeypatch.setattr(libvirt_driver.LibvirtDriver, '_hard_reboot', lambda *_arguments: None)

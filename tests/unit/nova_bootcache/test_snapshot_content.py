@@ -118,7 +118,8 @@ def test_a_large_one_is_waited_for_for_hours(host, monkeypatch, away):
     """All of it is read twice before Glance can have it; the service may be away for a moment."""
     snapshot, clock = sender.Snapshot(host.service, PLAIN, IMAGE, uuidsentinel.snapshot, 1 << 40,
                                       None), Clock()
-    monkeypatch.setattr(sender, 'time', types.SimpleNamespace(monotonic=clock, sleep=clock.sleep))
+    monkeypatch.setattr(sender, 'time', clock)
+    clock.retry_by(monkeypatch)
 
     def finish_snapshot(*_arguments):
         if 600 < clock.now - began < 600 + away:

@@ -38,7 +38,7 @@ class EventfulClock(Clock):
 @pytest.fixture
 def clock(monkeypatch):
     clock = EventfulClock()
-    monkeypatch.setattr(chainstores, 'time', clock)
+    clock.retry_by(monkeypatch)
     return clock
 
 

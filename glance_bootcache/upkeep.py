@@ -181,9 +181,8 @@ class ServiceUpkeep:
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        if not self.recovered or not self._sweeps.is_due():
+        if not self.recovered or not self._sweeps.acquire():
             return
-        self._sweeps.postpone()
         known = {manifest.image_id for manifest in self._store.manifests()}
         active, changed = set(), set()
         for image in self._images.all():
@@ -312,8 +311,7 @@ class ServiceUpkeep:
                             and serving.has_base(manifest)]
         self._recompressed.keep_only(stored_otherwise)
         for image_id in stored_otherwise:
-            if self._recompressed.is_due(image_id):
-                self._recompressed.postpone(image_id)
+            if self._recompressed.acquire(image_id):
                 self._manager.rebuild(image_id, in_passing=True)
                 return
 
@@ -326,8 +324,7 @@ class ServiceUpkeep:
         self._put_off.keep_only({*put_off, *self._manager.jobs.images()})
         for image_id in put_off:
             self._put_off.delay_first(image_id)
-            if self._put_off.is_due(image_id):
-                self._put_off.postpone(image_id)
+            if self._put_off.acquire(image_id):
                 self._manager.consider(image_id, again=True)
 
     def _each(self, image_ids: list[str], look: Callable[[str], None]) -> None:

@@ -122,9 +122,8 @@ class HostUpkeep:
             key = f'serve:{image_id}'
             if image_id in served:
                 self._backoff.forget(key)
-            elif self._backoff.is_due(key) and self._host.needs.needs_base(image_id):
-                # Each try costs the gateway time, and the image may be gone for good.
-                self._backoff.postpone(key)
+            # Each try costs the gateway time, and the image may be gone for good.
+            elif self._host.needs.needs_base(image_id) and self._backoff.acquire(key):
                 try:
                     self._host.chains.keep_chain(image_id, guest_waits=True)
                     LOG.info('image %s: the gateway serves its base', image_id)
@@ -157,8 +156,7 @@ class HostUpkeep:
                     or self._host.needs.is_arriving(image_id) \
                     or not os.path.exists(self._host.cache.path(image_id)):
                 self._backoff.forget(key)
-            elif self._backoff.is_due(key):
-                self._backoff.postpone(key)
+            elif self._backoff.acquire(key):
                 try:
                     self._replace(entry)
                 except (exception.BootcacheError, messaging.MessagingException,
@@ -199,8 +197,7 @@ class HostUpkeep:
 
     def exchange_holdings(self) -> None:
         """Tell the storage service what is here, and let go of what is not to be."""
-        if self._exchanges.is_due():
-            self._exchanges.postpone()
+        if self._exchanges.acquire():
             away = self._holdings.exchange()
             if away:
                 self._throttle.warning(

@@ -42,7 +42,7 @@ class Backoff:
         self._most = most
         # Failures of each key, and when it is due. Guarded by the lock, held for steps in memory.
         self._known: dict[Any, tuple[int, float]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __contains__(self, key: Hashable) -> bool:
         """Return whether a key was postponed or delayed, and was not forgotten since."""
@@ -63,6 +63,14 @@ class Backoff:
     def is_due(self, key: Hashable = '') -> bool:
         """Return whether to try now."""
         return self._clock() >= self.due_at(key)
+
+    def acquire(self, key: Hashable = '') -> bool:
+        """Return whether to try now; if so the next try is postponed, until ``forget``."""
+        with self._lock:
+            is_due = self.is_due(key)
+            if is_due:
+                self.postpone(key)
+        return is_due
 
     def postpone(self, key: Hashable = '', seconds: float | None = None) -> float:
         """Try a key again later, and later each time.

@@ -73,8 +73,7 @@ class Registrars:
                 if changed:
                     self.doubt(directory)
                 if identity and (known is None or changed or not known[1]) \
-                        and self._backoff.is_due(directory):
-                    self._backoff.postpone(directory)
+                        and self._backoff.acquire(directory):
                     store, why = self._tried(directory)
                     self._found[directory] = identity, store
                     self._tell(directory, store, why)

@@ -179,9 +179,8 @@ class CephBases:
         :param is_needed: told of an image's id and of a clone's path, whether it has to stay.
         :raises BootcacheError: if Ceph does not answer, or says no.
         """
-        if not self._conf.rbd_store_pool or not self._sweeps.is_due():
+        if not self._conf.rbd_store_pool or not self._sweeps.acquire():
             return
-        self._sweeps.postpone()
         for clone in self._rbd.clones(self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace):
             if clone.image_id is not None and not is_needed(clone.image_id, clone.path) \
                     and self._rbd.remove(clone):

@@ -56,9 +56,8 @@ class OlderContent:
         for image_id in waiting:
             self._looks.delay_first(image_id)
         for image_id in sorted(waiting, key=self._looks.due_at):
-            if not self._looks.is_due(image_id) or self._clock() > now + ROUND_SECONDS:
+            if self._clock() > now + ROUND_SECONDS or not self._looks.acquire(image_id):
                 return
-            self._looks.postpone(image_id)
             self._look(waiting[image_id])
 
     def _look(self, manifest: Manifest) -> None:

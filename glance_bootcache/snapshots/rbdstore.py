@@ -152,11 +152,9 @@ class RbdSnapshots:
 
     def tidy(self) -> None:
         """Have copies made and removed; purge what Glance deleted while it had children."""
-        is_purged = not self._purges.is_due()
-        if not self._pool or (is_purged and not self._copies.is_due()):
+        if not self._pool or not (self._purges.is_due() or self._copies.is_due()):
             return
-        if not is_purged:
-            self._purges.postpone()
+        if self._purges.acquire():
             try:
                 # A large one takes longer than a command may: that is no reason to begin no
                 # snapshot.

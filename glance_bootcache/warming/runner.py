@@ -157,8 +157,7 @@ class Warming:
     def step(self) -> None:
         """Do what is due: end attempts, begin others."""
         now = self._clock()
-        if self._policy_looks.is_due():
-            self._policy_looks.postpone()
+        if self._policy_looks.acquire():
             self._follow_policy(now)
         with self._lock:
             begun = [job for job in self._jobs.values()

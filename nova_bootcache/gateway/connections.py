@@ -175,8 +175,7 @@ class BaseConnections:
 
     def _look_for(self, exports: list[str]) -> None:
         for export in exports[:_MOST_FOUND]:
-            if self._backoff.is_due(export) and (remote := self._all().get(export)) is not None:
-                self._backoff.postpone(export)
+            if (remote := self._all().get(export)) is not None and self._backoff.acquire(export):
                 self._find(remote)
 
     def _find(self, remote: Remote) -> None:

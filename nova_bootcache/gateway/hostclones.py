@@ -157,9 +157,8 @@ class HostClones:
         :param read: bases that are read in Ceph.
         :raises BootcacheError: if Ceph does not answer, or says no.
         """
-        if not self._sweeps.is_due():
+        if not self._sweeps.acquire():
             return
-        self._sweeps.postpone()
         now = time.monotonic()
         needed = {self.clone(remote, remote.rbd).name for remote in read if remote.rbd is not None}
         for name, asked in list(self._asked_at.items()):

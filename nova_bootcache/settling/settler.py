@@ -313,10 +313,8 @@ class Settler:
                         server, lambda now, find: self._onto_base(now, find, base),
                         'bootcache: server %s is settled',
                         'bootcache: server %s is not settled yet: %s')
-                    if has_moved:
-                        self._backoff.forget(server.server_id)
-                    else:
-                        self._backoff.postpone(server.server_id)
+                    (self._backoff.forget if has_moved else self._backoff.postpone)(
+                        server.server_id)
         except exception.Cancelled:
             return
         except (exception.BootcacheError, OSError, messaging.MessagingException) as error:

@@ -392,8 +392,7 @@ class StandingServers:
             wait.told_at = now
             LOG.warning('bootcache: server %s has stood still for %.1f h: %s. %s', server_id,
                         (now - wait.since) / 3600, wait.why, cure(error, standing.is_full))
-        if not obstacle and self._tries.is_due(server_id):
-            self._tries.postpone(server_id)
+        if not obstacle and self._tries.acquire(server_id):
             self._tried_at[server_id] = self._clock()
             self._let_go_on(server_id)
         wait.due = self._clock() + PERIOD_SECONDS if obstacle else self._tries.due_at(server_id)

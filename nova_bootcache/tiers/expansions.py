@@ -102,7 +102,7 @@ class Expansions:
         self._thread: threading.Thread | None = None
         self._backoff = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._no_room = Backoff(_PAUSE_SECONDS, _LONGEST_WITHOUT_ROOM,
-                                      lambda: time.monotonic())
+                                lambda: time.monotonic())
 
     def stop(self) -> None:
         """Give up what is under way; the compressed cache image stays as it is."""

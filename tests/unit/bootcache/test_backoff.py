@@ -129,6 +129,24 @@ def test_pauses_that_do_not_grow(clock):
     assert not rounds.is_due()
 
 
+def test_a_try_is_postponed_as_it_is_acquired_by_one(clock):
+    tries, begin, told = Backoff(10, 60, clock), threading.Barrier(8), []
+
+    def acquire():
+        begin.wait(30)
+        told.append(tries.acquire('one'))
+
+    threads = [threading.Thread(target=acquire) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(told) == [False] * 7 + [True]
+    assert tries.due_at('one') == clock.now + 10 and tries.failures('one') == 1
+    clock.now += 10
+    assert tries.acquire('one') and tries.due_at('one') == clock.now + 20
+
+
 def test_who_forgets_learns_what_was_known(tries):
     tries.postpone('one')
     tries.delay_first(('two', 2))

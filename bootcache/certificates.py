@@ -152,7 +152,7 @@ class Expiry:
             end = _end(path)
             if end is None or end - now > WARN_SECONDS:
                 continue
-            if self._throttle.is_new(name, f'{end <= now}'):
+            if self._throttle.is_new(name, 'expired' if end <= now else 'ends'):
                 self._tell(path, end, now)
 
     def earliest(self) -> float | None:

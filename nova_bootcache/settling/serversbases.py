@@ -61,9 +61,10 @@ class ServersBases:
         self._bandwidth = bandwidth
         self._stopped = stopped
         self._unsettled = unsettled
-        # Images whose servers are not to be settled, and those whose base is others' turn.
-        self._unwanted, self._queued = (
-            Backoff(_AGAIN_SECONDS, clock=lambda: time.monotonic()) for _what in range(2))
+        # Images whose servers are not to be settled.
+        self._unwanted = Backoff(_AGAIN_SECONDS, clock=lambda: time.monotonic())
+        # Images whose base is others' turn: the storage service says for how long.
+        self._queued = Backoff(_AGAIN_SECONDS, clock=lambda: time.monotonic())
         self._slot = StorageSlot(host.storage)
 
     def path(self, image_id: str) -> str:

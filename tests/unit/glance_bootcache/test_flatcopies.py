@@ -92,39 +92,39 @@ def copies(pool):
 
 
 @pytest.fixture
-def one(pool):
+def single(pool):
     """A pool with one deep base."""
     image = IMAGES[1]
     del pool.bases[pool.origins[image].clone(image, *BASES)]
     return pool
 
 
-def test_a_copy_is_filled_frozen_and_named(one, clock, caplog):
-    copies_of = service(one)
+def test_a_copy_is_filled_frozen_and_named(single, clock, caplog):
+    copies_of = service(single)
     copies_of.go_on()
-    assert [name.split('-')[0] for name in copies(one)] == ['flattening']
+    assert [name.split('-')[0] for name in copies(single)] == ['flattening']
     assert not copies_of.is_due()
-    one.end(0, 'exit 0')
+    single.end(0, 'exit 0')
     assert copies_of.is_due()
     copies_of.go_on()
-    assert copies(one) == [copies_of.parent(one.origins[IMAGES[0]]).image]
-    assert copies(one)[0].startswith('flat-') and len(one.commands) == 1
+    assert copies(single) == [copies_of.parent(single.origins[IMAGES[0]]).image]
+    assert copies(single)[0].startswith('flat-') and len(single.commands) == 1
     assert 'cannot be made' not in caplog.text
 
 
 @pytest.mark.parametrize('ended', [0, 1])
-def test_one_that_the_earlier_service_s_command_has_completed_is_named_at_once(one, clock, caplog,
-                                                                               ended):
+def test_one_that_the_earlier_service_s_command_has_completed_is_named_at_once(single, clock,
+                                                                               caplog, ended):
     """That command has outlived its service; whichever of the two ends later says that it fails."""
-    service(one).go_on()
-    successor = service(one)
+    service(single).go_on()
+    successor = service(single)
     successor.go_on()
-    assert len(one.commands) == 2
-    one.end(ended, 'exit 0')
-    one.end(1 - ended, NO_PARENT)
+    assert len(single.commands) == 2
+    single.end(ended, 'exit 0')
+    single.end(1 - ended, NO_PARENT)
     successor.go_on()
-    assert [name.split('-')[0] for name in copies(one)] == ['flat']
-    assert 'cannot be made' not in caplog.text and len(one.commands) == 2
+    assert [name.split('-')[0] for name in copies(single)] == ['flat']
+    assert 'cannot be made' not in caplog.text and len(single.commands) == 2
 
 
 def test_one_that_fails_is_tried_again_later_and_holds_up_no_other(pool, clock, caplog):
@@ -151,14 +151,14 @@ def test_one_that_fails_is_tried_again_later_and_holds_up_no_other(pool, clock, 
     assert caplog.text.count('cannot be made') == 1
 
 
-def test_one_that_is_completed_while_the_next_try_waits_is_named(one, clock, caplog):
-    copies_of = service(one)
+def test_one_that_is_completed_while_the_next_try_waits_is_named(single, clock, caplog):
+    copies_of = service(single)
     copies_of.go_on()
-    one.end(0, 'exit 1')
+    single.end(0, 'exit 1')
     copies_of.go_on()
     assert 'cannot be made' in caplog.text
-    one.parents[one.commands[0][0]] = None
+    single.parents[single.commands[0][0]] = None
     clock.now += 60
     assert copies_of.is_due()
     copies_of.go_on()
-    assert [name.split('-')[0] for name in copies(one)] == ['flat'] and len(one.commands) == 1
+    assert [name.split('-')[0] for name in copies(single)] == ['flat'] and len(single.commands) == 1

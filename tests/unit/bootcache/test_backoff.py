@@ -1,8 +1,7 @@
 """What did not come off is tried later, and later each time, up to a longest pause."""
 
-import threading
-
 import pytest
+from at_once import at_once
 from fakes_clock import Clock
 
 from bootcache.util import backoff
@@ -103,18 +102,8 @@ def test_the_keys_that_are_remembered_are_bounded(clock):
 
 
 def test_threads_that_postpone_at_once_count_each(clock):
-    tries, begin = Backoff(1, 1 << 20, clock), threading.Barrier(8)
-
-    def fail():
-        begin.wait(30)
-        for _try in range(2):
-            tries.postpone('one')
-
-    threads = [threading.Thread(target=fail) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    tries = Backoff(1, 1 << 20, clock)
+    at_once(lambda: [tries.postpone('one') for _try in range(2)])
     assert tries.postpone('one') == 1 << 16
 
 
@@ -130,18 +119,8 @@ def test_pauses_that_do_not_grow(clock):
 
 
 def test_a_try_is_postponed_as_it_is_acquired_by_one(clock):
-    tries, begin, told = Backoff(10, 60, clock), threading.Barrier(8), []
-
-    def acquire():
-        begin.wait(30)
-        told.append(tries.acquire('one'))
-
-    threads = [threading.Thread(target=acquire) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert sorted(told) == [False] * 7 + [True]
+    tries = Backoff(10, 60, clock)
+    assert sorted(at_once(lambda: tries.acquire('one'))) == [False] * 7 + [True]
     assert tries.due_at('one') == clock.now + 10 and tries.failures('one') == 1
     clock.now += 10
     assert tries.acquire('one') and tries.due_at('one') == clock.now + 20

@@ -57,7 +57,7 @@ class OpenClones:
         # Of clones that were open, by name; it never becomes another.
         self._origins: dict[str, RbdOrigin] = {}
         # When Ceph is asked again for those of which it told nothing, by name.
-        self._untold = Backoff(_AGAIN_SECONDS)
+        self._untold = Backoff(_AGAIN_SECONDS, clock=lambda: time.monotonic())
         self._watch = BaseWatch(
             self._connectors, lambda name, _quickly: [rbd_way(self._served[name], *self._ceph)],
             lambda: dict.fromkeys(self._served, 'Ceph'),

@@ -58,7 +58,9 @@ class LogThrottle:
 
     def recovered(self, topic: str, text: str, *arguments: object) -> None:
         """Log that a topic does not fail any more, if it has failed."""
-        if self._logged.get(topic):
+        with self._lock:
+            has_failed = bool(self._logged.get(topic))
+        if has_failed:
             self.ready(topic, text, *arguments)
 
     def forget(self, topic: str) -> None:

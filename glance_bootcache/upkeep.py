@@ -13,6 +13,7 @@ from bootcache import certificates, exception, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Availability, Standing
+from bootcache.reasons import Cause, Reason
 from bootcache.util.backoff import Backoff
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache import away, decisions
@@ -95,7 +96,7 @@ class ServiceUpkeep:
         """
         for manifest in self._store.manifests():
             if decisions.is_by_other_rules(manifest) and manifest.standing is not Standing.SKIPPED:
-                LOG.warning('image %s: %s', manifest.image_id, decisions.OTHER_RULES)
+                LOG.warning('image %s: %s', manifest.image_id, Cause(Reason.INSPECTION_RULES))
                 self._store.change(manifest.image_id,
                                    lambda known: decisions.revoked(known, time.time()))
 

@@ -11,9 +11,10 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, signatures
+from bootcache.reasons import Reason
 from bootcache.util import threads
 from bootcache.util.backoff import CircuitBreaker
-from glance_bootcache.decisions import SIGNATURE_REFUSED, ImageFacts
+from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images
 
 LOG = logging.getLogger(__name__)
@@ -98,8 +99,8 @@ class ImageSignatures:
                     verifier.update(piece)
             verifier.verify()
         except crypto_exceptions.InvalidSignature as error:
-            raise exception.ImageRefused(
-                f'{SIGNATURE_REFUSED}: the content is not what was signed') from error
+            raise exception.ImageRefused('the content is not what was signed',
+                                         Reason.SIGNATURE_INVALID) from error
         except (ValueError, TypeError, crypto_exceptions.UnsupportedAlgorithm) as error:
             raise _refused(error) from error
         LOG.info('image %s: its signature is right', image.image_id)
@@ -131,7 +132,7 @@ class ImageSignatures:
 
 
 def _refused(error: Exception) -> exception.ImageRefused:
-    return exception.ImageRefused(f'{SIGNATURE_REFUSED}: {str(error)[:300]}')
+    return exception.ImageRefused(str(error)[:300], Reason.SIGNATURE_INVALID)
 
 
 def _away(image: ImageFacts, error: object) -> exception.ServiceAway:

@@ -11,7 +11,7 @@ DEBIAN_PACKAGES=(
     sudo grub-pc-bin e2fsprogs fdisk iproute2 iptables procps curl ca-certificates git shellcheck man-db
     nbdkit-plugin-python fio stress-ng strace zstd xz-utils apparmor checkpolicy
     gcc libc6-dev make flex bison bc libelf-dev lz4
-    ceph-mon ceph-osd ceph-common python3-rados python3-rbd
+    ceph-mon ceph-osd ceph-common python3-rados python3-rbd mariadb-server postgresql
 )
 # Nova's UEFI guests start with the libvirt of Debian 13; see tests/e2e/test_uefi.py.
 # shellcheck source=/dev/null

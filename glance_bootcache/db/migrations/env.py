@@ -1,0 +1,11 @@
+"""What alembic runs each time: migrates the connection that ``glance_bootcache.db.schema`` hands over.
+"""
+
+from alembic import context
+
+from glance_bootcache.db import models
+
+context.configure(connection=context.config.attributes['connection'],
+                  target_metadata=models.Base.metadata)
+with context.begin_transaction():
+    context.run_migrations()

@@ -28,8 +28,8 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
     that hangs ends after 30 s.
 
 So nobody who has the store's lock, or the tiers', asks the exporter, or the database: that may take
-a minute, and every server that boots takes both. Nor does anybody who has one of all these ask Glance or Nova, or
-run a program; the unit tests' stand-ins hold that.
+a minute, and every server that boots takes both. Nor does anybody who has one of all these ask
+Glance or Nova, or run a program; the unit tests' stand-ins hold that.
 """
 
 import enum

@@ -45,13 +45,14 @@ _MOST_RETRIES, _RETRY_SECONDS = 5, 0.1
 class Database:
     """The database of ``[database]connection``; nothing is connected before it is used.
 
-    :param conf: configuration of the storage service, with the options of glance_bootcache/db/conf.
+    :param conf: configuration of the storage service.
     :ivar file: path of SQLite's file; None of another database.
     :ivar is_default: whether it is the one that the service makes and upgrades itself.
     :raises ConfigurationError: if the option cannot be used; the message names no password.
     """
 
     def __init__(self, conf: cfg.ConfigOpts):
+        db_conf.register_opts(conf)
         group, default = conf[db_conf.GROUP], db_conf.default_file(conf)
         self.is_default = default is not None
         url = _url(group.connection, default)
@@ -95,20 +96,35 @@ class Database:
         """
         return self._run(change, self._writing)
 
+    def check_user(self) -> None:
+        """Check that a command leaves no file of SQLite's that the service may not write.
+
+        :raises ConfigurationError: if the file's directory belongs to somebody else.
+        """
+        if self.file is None:
+            return
+        directory = os.path.dirname(os.path.abspath(self.file))
+        owner = os.stat(directory).st_uid
+        if owner != os.geteuid():
+            raise ConfigurationError(
+                f'{directory}, where the database is, belongs to another user (uid {owner}); run'
+                f' this command as that user, as in sudo -u \'#{owner}\'')
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
 
     def _run(self, work: Callable[[sa.Connection], T],
              lock: contextlib.AbstractContextManager[Any]) -> T:
-        @api.wrap_db_retry(max_retries=_MOST_RETRIES, retry_interval=_RETRY_SECONDS,
-                           retry_on_deadlock=True, exception_checker=_is_locked)  # type: ignore[misc]
         def run() -> T:
             with lock, self._engine.begin() as connection:
                 return work(connection)
 
+        retried: Callable[[Callable[[], T]], Callable[[], T]] = api.wrap_db_retry(
+            max_retries=_MOST_RETRIES, retry_interval=_RETRY_SECONDS, retry_on_deadlock=True,
+            exception_checker=_is_locked)
         try:
-            return run()  # type: ignore[no-any-return]
+            return retried(run)()
         except _ERRORS as error:
             raise self._error(error) from error
 

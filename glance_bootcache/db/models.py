@@ -80,6 +80,6 @@ class Snapshot(Base):
                                doc='its name at exporters, which cannot be guessed')
     stage = orm.mapped_column(
         sa.String(16), nullable=False,
-        doc='``begun``, ``finished``, ``uploading``, ``doomed`` or ``withdrawn``: see snapshots.rst')
+        doc='how far it is: ``begun``, ``finished``, ``uploading``, ``doomed`` or ``withdrawn``')
     since = orm.mapped_column(sa.Double, nullable=False,
                               doc='when it reached that stage, in seconds since the epoch')

@@ -1,4 +1,4 @@
-"""The schema's version: what the database has, and what this service needs."""
+"""The schema's version: what the database has, and what this release needs."""
 
 import pathlib
 
@@ -11,8 +11,6 @@ from glance_bootcache.db.engine import Database
 
 LOG = logging.getLogger(__name__)
 
-_SYNC = '"bootcache-manage db sync"'
-
 
 def _config() -> config.Config:
     found = config.Config()
@@ -23,7 +21,7 @@ def _config() -> config.Config:
 
 
 def wanted() -> str:
-    """Return the version that this service needs."""
+    """Return the version that this release needs."""
     head = script.ScriptDirectory.from_config(_config()).get_current_head()
     assert head is not None
     return head
@@ -39,15 +37,17 @@ def version(database: Database) -> str | None:
 
 
 def sync(database: Database) -> None:
-    """Make the tables, or upgrade them to the version that this service needs.
+    """Make the tables, or upgrade them to the version that this release needs.
 
     SQLite and PostgreSQL have all of an upgrade or nothing; with MariaDB each table is a step.
 
     :raises DatabaseUnusable: if they are of a later release.
     :raises DatabaseAway: if the database does not answer, or cannot be written.
     """
-    if fault := _later(database, version(database)):
-        raise fault
+    found = version(database)
+    if found == wanted():
+        return
+    _check_known(database, found)
 
     def upgrade(connection: sa.Connection) -> None:
         settings = _config()
@@ -55,10 +55,11 @@ def sync(database: Database) -> None:
         command.upgrade(settings, 'head')
 
     database.write(upgrade)
+    LOG.info('the database %s has schema %s', database, wanted())
 
 
 def check(database: Database) -> None:
-    """Check that the database has the tables that this service needs; the default one gets them.
+    """Check that the database has the tables that this release needs.
 
     :raises DatabaseUnusable: if they are missing, or of another release; with the cure.
     :raises DatabaseAway: if the database does not answer.
@@ -66,21 +67,15 @@ def check(database: Database) -> None:
     found = version(database)
     if found == wanted():
         return
-    if database.is_default:
-        sync(database)
-        LOG.info('the database %s has schema %s', database, wanted())
-        return
-    raise _later(database, found) or DatabaseUnusable(
-        f'the database {database} has ' + (f'schema {found}, not {wanted()}' if found else
-                                           'no tables of bootcache\'s') + f'; run {_SYNC}')
+    _check_known(database, found)
+    has = f'schema {found}, not {wanted()}' if found else 'no tables of bootcache\'s'
+    raise DatabaseUnusable(f'the database {database} has {has}; run "bootcache-manage db sync"')
 
 
-def _later(database: Database, found: str | None) -> DatabaseUnusable | None:
-    """Return the error about a schema that this release does not know; None if it does."""
+def _check_known(database: Database, found: str | None) -> None:
     known = {revision.revision for revision in
              script.ScriptDirectory.from_config(_config()).walk_revisions()}
-    if found is None or found in known:
-        return None
-    return DatabaseUnusable(
-        f'the database {database} has schema {found}, which this release does not know; install'
-        ' the release that made it, or name another database in [database]connection')
+    if found is not None and found not in known:
+        raise DatabaseUnusable(
+            f'the database {database} has schema {found}, which this release does not know; install'
+            ' the release that made it, or name another database in [database]connection')

@@ -15,7 +15,7 @@ LOG = logging.getLogger(__name__)
 _AGAIN_SECONDS = 5.0
 
 
-def wait_for(conf: cfg.ConfigOpts, stopping: threading.Event) -> Database:
+def wait_for(conf: cfg.ConfigOpts, stopping: threading.Event | None = None) -> Database:
     """Return the database, when it answers and has the tables that this release needs.
 
     :param stopping: ends the waiting.
@@ -24,9 +24,13 @@ def wait_for(conf: cfg.ConfigOpts, stopping: threading.Event) -> Database:
     :raises Cancelled: if the service ends before it answers.
     """
     database, news = Database(conf), News(LOG)
+    stopping = stopping or threading.Event()
     while not stopping.is_set():
         try:
-            schema.check(database)
+            if database.is_default:
+                schema.sync(database)
+            else:
+                schema.check(database)
             news.mended('', 'the database answers')
             return database
         except DatabaseUnusable:

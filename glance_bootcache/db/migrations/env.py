@@ -1,5 +1,4 @@
-"""What alembic runs each time: migrates the connection that ``glance_bootcache.db.schema`` hands over.
-"""
+"""What alembic runs: migrates the connection that glance_bootcache/db/schema.py hands over."""
 
 from alembic import context
 

@@ -1,12 +1,15 @@
 """The first tables."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0001'
 down_revision = None
 
-_TABLE = {'mysql_engine': 'InnoDB', 'mysql_charset': 'utf8mb4', 'mysql_collate': 'utf8mb4_bin'}
+_TABLE: dict[str, Any] = {'mysql_engine': 'InnoDB', 'mysql_charset': 'utf8mb4',
+                          'mysql_collate': 'utf8mb4_bin'}
 
 
 def upgrade() -> None:

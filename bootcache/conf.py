@@ -223,17 +223,25 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     conf.register_opts(opts, group=GROUP)
 
 
-def check_sockets(conf: cfg.ConfigOpts, **names: str) -> None:
-    """Check the paths of unix sockets.
+def check_socket(conf: cfg.ConfigOpts, option: str, name: str = '') -> None:
+    """Check an option that is a unix socket's path, or a directory of such.
 
-    :param names: the longest name of a socket in a directory, by the directory's option.
+    :param name: the longest name of a socket in the directory.
     :raises ConfigurationError: naming the option and the cure.
     """
-    for option, name in {'gateway_socket': '', 'exchange_socket': '', **names}.items():
-        path, most = conf[GROUP][option], listening.PATH_BYTES - len(name and f'/{name}')
-        if not os.path.isabs(path) or len(os.fsencode(path)) > most:
-            raise ConfigurationError(f'[{GROUP}]{option}={path} is no absolute path of at most'
-                                     f' {most} bytes; give one that begins with /')
+    path, most = conf[GROUP][option], listening.PATH_BYTES - len(name and f'/{name}')
+    if not os.path.isabs(path) or len(os.fsencode(path)) > most:
+        raise ConfigurationError(f'[{GROUP}]{option}={path} is no absolute path of at most'
+                                 f' {most} bytes; give one that begins with /')
+
+
+def check_sockets(conf: cfg.ConfigOpts) -> None:
+    """Check the paths of the sockets of gateway and exchange.
+
+    :raises ConfigurationError: as of ``check_socket``.
+    """
+    check_socket(conf, 'gateway_socket')
+    check_socket(conf, 'exchange_socket')
 
 
 def warn_unused(conf: cfg.ConfigOpts, option: str, needed: str) -> None:

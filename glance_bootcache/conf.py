@@ -655,10 +655,18 @@ def check(conf: cfg.ConfigOpts) -> None:
     disk_limits(conf)
     memory_limits(conf)
     aggregates(conf)
-    shared.check_sockets(conf, run_dir=connectors.LONGEST_SOCKET if group.rbd_store_pool
-                         else _LONGEST_SOCKET)
+    shared.check_sockets(conf)
     if group.exchange_address:
         limits.read(conf)
+
+
+def check_run_dir(conf: cfg.ConfigOpts) -> None:
+    """Check that the paths of the sockets in ``run_dir`` are not too long.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    shared.check_socket(conf, 'run_dir', connectors.LONGEST_SOCKET
+                        if conf[shared.GROUP].rbd_store_pool else _LONGEST_SOCKET)
 
 
 def disk_limits(conf: cfg.ConfigOpts) -> tier.TierLimits:

@@ -59,6 +59,7 @@ def check_place(conf: cfg.ConfigOpts) -> None:
     """
     scratch.check_parent()
     group = conf[bootcache_conf.GROUP]
+    glance_conf.check_run_dir(conf)
     tier.check_directory('run_dir', group.run_dir, make=True)
     _check_address(group)
     _check_admission(group)

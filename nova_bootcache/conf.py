@@ -339,7 +339,8 @@ def check(conf: cfg.ConfigOpts) -> None:
             # Which has what follows it, as of a password.
             raise exception.ConfigurationError(
                 f'[{shared.GROUP}]{name}: a "$" in its value; write "$$" for it') from None
-    shared.check_sockets(conf, gateway_run_dir=connectors.LONGEST_SOCKET)
+    shared.check_sockets(conf)
+    shared.check_socket(conf, 'gateway_run_dir', connectors.LONGEST_SOCKET)
     if group.exchange_address:
         limits.read(conf)
     shared.warn_unused(conf, 'compute_memory_quota', 'compute_memory_directory')

@@ -135,7 +135,7 @@ def test_a_group_that_is_missing_is_named(daemons):
 
 def test_one_that_systemd_starts_is_only_adopted(daemons):
     waiting, other = daemons(autostart=False), daemons()
-    with pytest.raises(exception.StorageDaemonError, match='systemd'):
+    with pytest.raises(exception.StorageDaemonError, match=r'start bootcache-daemon\.service'):
         waiting.ensure_running()
     assert other.ensure_running() is True
     assert waiting.ensure_running() is False

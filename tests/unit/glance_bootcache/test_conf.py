@@ -22,8 +22,6 @@ def test_the_defaults_are_right(storage_conf):
     ({'default_quota': '10XB'}, ['default_quota=10XB: is not a size', '4GiB']),
     ({'boot_marker': '('}, ['boot_marker', '(', '; give a regular expression']),
     ({'gateway_socket': 'gw.sock'}, ['gateway_socket=gw.sock', 'absolute']),
-    ({'run_dir': '/' + 88 * 'x'}, ['run_dir', 'at most 88 bytes']),
-    ({'run_dir': '/' + 59 * 'x', 'rbd_store_pool': 'bootcache'}, ['run_dir', 'at most 59 bytes']),
     ({'exchange_address': '192.0.2.1', 'exchange_networks': ['foo']}, ['exchange_networks', 'foo']),
     ({'boot_marker': ''}, ['boot_marker'])])
 def test_a_wrong_value_names_its_option(storage_conf, values, named):
@@ -34,6 +32,16 @@ def test_a_wrong_value_names_its_option(storage_conf, values, named):
     for word in named:
         assert word in str(caught.value)
     assert '[bootcache]' in str(caught.value)
+
+
+@pytest.mark.parametrize('pool, most', [('', 88), ('bootcache', 59)])
+def test_a_run_dir_that_is_too_long_for_its_sockets(storage_conf, pool, most):
+    storage_conf.set_override('rbd_store_pool', pool, bootcache_conf.GROUP)
+    storage_conf.set_override('run_dir', '/' + (most - 1) * 'x', bootcache_conf.GROUP)
+    glance_conf.check_run_dir(storage_conf)
+    storage_conf.set_override('run_dir', '/' + most * 'x', bootcache_conf.GROUP)
+    with pytest.raises(ValueError, match=rf'\[bootcache\]run_dir=.* at most {most} bytes'):
+        glance_conf.check_run_dir(storage_conf)
 
 
 def test_every_option_has_help_and_comes_once():

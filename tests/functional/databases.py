@@ -1,4 +1,4 @@
-"""MariaDB and PostgreSQL as processes of the tests: on unix sockets, in directories of their own."""
+"""MariaDB and PostgreSQL as the tests have them: on unix sockets, in directories of their own."""
 
 import contextlib
 import glob
@@ -112,8 +112,8 @@ class PostgreSQL(Server):
     """Debian's postgresql."""
 
     user = 'postgres'
-    # Its children would stay for a while.
-    signal = signal.SIGINT
+    # It ends its children before itself, and writes nothing any more.
+    signal = signal.SIGQUIT
 
     @staticmethod
     def _program(name):

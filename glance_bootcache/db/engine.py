@@ -146,7 +146,7 @@ class Database:
                             f' [{db_conf.GROUP}]connection')
 
 
-def upsert(connection: sa.Connection, model: type[models.Base], rows: Sequence[Row],
+def upsert(connection: sa.Connection, model: type[models.Model], rows: Sequence[Row],
            by: Sequence[str] = ()) -> None:
     """Insert rows, or change those that are there.
 
@@ -171,6 +171,19 @@ def upsert(connection: sa.Connection, model: type[models.Base], rows: Sequence[R
         insert.on_conflict_do_update(index_elements=keys, set_={
             name: insert.excluded[name] for name in changed}) if changed
         else insert.on_conflict_do_nothing(index_elements=keys), rows)
+
+
+def delete(connection: sa.Connection, model: type[models.Model], rows: Sequence[Row]) -> None:
+    """Delete the rows that have the values of any of some columns.
+
+    :param rows: the values, of the same columns each.
+    """
+    if rows:
+        table = model.__table__
+        connection.execute(
+            sa.delete(table).where(*(table.c[name] == sa.bindparam(f'{name}_')
+                                     for name in rows[0])),
+            [{f'{name}_': value for name, value in row.items()} for row in rows])
 
 
 def _url(connection: str | None, default: str | None) -> sa.URL:

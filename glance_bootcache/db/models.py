@@ -12,13 +12,13 @@ _UUID = sa.String(36)
 _NAME = sa.String(255)
 
 
-class Base(orm.DeclarativeBase):
-    """All tables; ``Base.metadata`` is what the migrations have to end in."""
+class Model(orm.DeclarativeBase):
+    """All tables; ``Model.metadata`` is what the migrations have to end in."""
 
     __table_args__: object = _TABLE
 
 
-class Image(Base):
+class ImageRow(Model):
     """An image that the storage service works on."""
 
     __tablename__ = 'images'
@@ -29,7 +29,7 @@ class Image(Base):
         doc='when a server last booted from its cache image, in seconds since the epoch')
 
 
-class Host(Base):
+class HostRow(Model):
     """A compute host that has reported which images' bases its servers need."""
 
     __tablename__ = 'hosts'
@@ -43,7 +43,7 @@ class Host(Base):
             ' read; ``too_many``: it named more than are remembered')
 
 
-class HostImage(Base):
+class HostImageRow(Model):
     """An image whose base a host needs."""
 
     __tablename__ = 'host_images'
@@ -55,7 +55,7 @@ class HostImage(Base):
     image_id = orm.mapped_column(_UUID, primary_key=True, doc='id of the image')
 
 
-class Order(Base):
+class OrderRow(Model):
     """A cache image that is to go from a host, until the host reports that it is gone."""
 
     __tablename__ = 'orders'
@@ -67,7 +67,7 @@ class Order(Base):
                                    doc='when it was ordered, in seconds since the epoch')
 
 
-class Snapshot(Base):
+class SnapshotRow(Model):
     """A server's snapshot that is under way."""
 
     __tablename__ = 'snapshots'

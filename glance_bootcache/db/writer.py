@@ -17,7 +17,7 @@ _SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class RowChanges:
     """What one kind of rows has that is not in the database yet.
 
     :ivar write: writes it; may be called again, also if it was written before.
@@ -30,7 +30,7 @@ class Changes:
 
 # Returns what there is to write; None if that is nothing, or it need not be yet. It is asked to
 # give all at the service's end.
-Source = Callable[[bool], Changes | None]
+Source = Callable[[bool], RowChanges | None]
 
 
 class Writer:

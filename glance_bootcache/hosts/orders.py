@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable
 import sqlalchemy as sa
 
 from bootcache.exception import RequestRefused
-from glance_bootcache.db.engine import Database, upsert
-from glance_bootcache.db.models import Order
-from glance_bootcache.db.writer import Changes
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import OrderRow
+from glance_bootcache.db.writer import RowChanges
 
 _MOST_ORDERS = 10_000
 # The name under which orders to all hosts are; of those the latest are kept.
@@ -40,7 +40,7 @@ class Orders:
         # Orders that were followed, or are too old, and are rows still: host, image, and when.
         self._over: set[tuple[str, str, float]] = set()
         for host, image_id, when in database.read(lambda connection: connection.execute(
-                sa.select(Order.host, Order.image_id, Order.ordered_at)).all()):
+                sa.select(OrderRow.host, OrderRow.image_id, OrderRow.ordered_at)).all()):
             self._orders.setdefault(host, {})[image_id] = when
 
     def of(self, host: str) -> frozenset[str]:
@@ -91,7 +91,7 @@ class Orders:
             self._forget(host, [image_id for image_id in self._orders.get(host, ())
                                 if image_id not in held])
 
-    def changes(self, _at_once: bool) -> Changes | None:
+    def changes(self, _at_once: bool) -> RowChanges | None:
         """Return the rows that are to go, for the writer."""
         with self._lock:
             over = list(self._over)
@@ -102,15 +102,14 @@ class Orders:
             with self._lock:
                 self._over.difference_update(over)
 
-        # One that was given anew meanwhile is later.
-        gone = sa.delete(Order).where(
-            Order.host == sa.bindparam('host_'), Order.image_id == sa.bindparam('image_id_'),
-            Order.ordered_at <= sa.bindparam('when'))
-        return Changes(lambda connection: _delete(connection, gone, over), written)
+        # One that was given anew meanwhile has another time.
+        gone = [{'host': host, 'image_id': image_id, 'ordered_at': when}
+                for host, image_id, when in over]
+        return RowChanges(lambda connection: delete(connection, OrderRow, gone), written)
 
     def _write(self, image_id: str, hosts: Collection[str]) -> None:
         now = time.time()
-        self._database.write(lambda connection: upsert(connection, Order, [
+        self._database.write(lambda connection: upsert(connection, OrderRow, [
             {'host': host, 'image_id': image_id, 'ordered_at': now} for host in hosts]))
         with self._lock:
             for host in hosts:
@@ -127,9 +126,3 @@ class Orders:
         self._over.update((host, image_id, images.pop(image_id)) for image_id in image_ids)
         if not images:
             self._orders.pop(host, None)
-
-
-def _delete(connection: sa.Connection, gone: sa.Delete,
-            over: Iterable[tuple[str, str, float]]) -> None:
-    connection.execute(gone, [{'host_': host, 'image_id_': image_id, 'when': when}
-                              for host, image_id, when in over])

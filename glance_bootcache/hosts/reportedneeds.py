@@ -17,9 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_log import log as logging
 
-from glance_bootcache.db.engine import Database, upsert
-from glance_bootcache.db.models import Host, HostImage
-from glance_bootcache.db.writer import Changes
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import HostImageRow, HostRow
+from glance_bootcache.db.writer import RowChanges
 from glance_bootcache.door import arguments
 from glance_bootcache.door.doorkeeper import Refuse, left_out, pass_over
 from glance_bootcache.hosts.holdings import MOST_HOSTS
@@ -209,7 +209,7 @@ class ReportedNeeds:
                          and (name == _OTHERS or not _has_to_be_kept(host.row))]:
                 self._forget(name)
 
-    def changes(self, _at_once: bool) -> Changes | None:
+    def changes(self, _at_once: bool) -> RowChanges | None:
         """Return what the writer has to write."""
         with self._lock:
             if not self._changed:
@@ -227,7 +227,7 @@ class ReportedNeeds:
                     if row == (self._hosts[name].row if name in self._hosts else None):
                         self._changed.discard(name)
 
-        return Changes(lambda connection: _write(connection, rows, were), written)
+        return RowChanges(lambda connection: _write(connection, rows, were), written)
 
 
 def _has_to_be_kept(row: _Row) -> bool:
@@ -236,11 +236,12 @@ def _has_to_be_kept(row: _Row) -> bool:
 
 def _read(connection: sa.Connection) -> dict[str, _Row]:
     images: dict[int, set[str]] = {}
-    for host_id, image_id in connection.execute(sa.select(HostImage.host_id, HostImage.image_id)):
+    for host_id, image_id in connection.execute(sa.select(HostImageRow.host_id,
+                                                          HostImageRow.image_id)):
         images.setdefault(host_id, set()).add(image_id)
     return {name: _Row(Needs(needs), frozenset(images.get(host_id, ())))
             for host_id, name, needs in connection.execute(
-                sa.select(Host.id, Host.name, Host.needs))}
+                sa.select(HostRow.id, HostRow.name, HostRow.needs))}
 
 
 def _write(connection: sa.Connection, rows: dict[str, _Row | None],
@@ -250,32 +251,25 @@ def _write(connection: sa.Connection, rows: dict[str, _Row | None],
     :param rows: by host; None for one that is forgotten.
     :param were: what the database has; None if that is not known, or nothing.
     """
-    forgotten = [{'gone': name} for name, row in rows.items() if row is None]
-    if forgotten:
-        connection.execute(sa.delete(Host).where(Host.name == sa.bindparam('gone')), forgotten)
+    delete(connection, HostRow, [{'name': name} for name, row in rows.items() if row is None])
     here = {name: row for name, row in rows.items() if row is not None}
-    upsert(connection, Host, [{'name': name, 'needs': row.needs.value}
-                              for name, row in here.items()], by=['name'])
+    upsert(connection, HostRow, [{'name': name, 'needs': row.needs.value}
+                                 for name, row in here.items()], by=['name'])
     ids: dict[str, int] = {}
     names = list(here)
     for begin in range(0, len(names), _MOST_NAMES):
         ids.update((name, host_id) for host_id, name in connection.execute(
-            sa.select(Host.id, Host.name).where(Host.name.in_(names[begin:begin + _MOST_NAMES]))))
-    anew = [{'host': ids[name]} for name in names if were[name] is None]
-    if anew:
-        connection.execute(
-            sa.delete(HostImage).where(HostImage.host_id == sa.bindparam('host')), anew)
+            sa.select(HostRow.id, HostRow.name).where(
+                HostRow.name.in_(names[begin:begin + _MOST_NAMES]))))
+    delete(connection, HostImageRow, [{'host_id': ids[name]} for name in names
+                                      if were[name] is None])
     gone, come = [], []
     for name, row in here.items():
         was = (were[name] or _NONE).images
         gone += _pairs(ids[name], was - row.images)
         come += _pairs(ids[name], row.images - was)
-    if gone:
-        connection.execute(sa.delete(HostImage).where(
-            HostImage.host_id == sa.bindparam('host'),
-            HostImage.image_id == sa.bindparam('image')),
-            [{'host': pair['host_id'], 'image': pair['image_id']} for pair in gone])
-    upsert(connection, HostImage, come)
+    delete(connection, HostImageRow, gone)
+    upsert(connection, HostImageRow, come)
 
 
 def _pairs(host_id: int, image_ids: Iterable[str]) -> list[dict[str, Any]]:

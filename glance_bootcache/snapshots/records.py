@@ -11,8 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from glance_bootcache.db.engine import Database, upsert
-from glance_bootcache.db.models import Snapshot
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import SnapshotRow
 
 
 class Stage(enum.Enum):
@@ -63,7 +63,7 @@ class Records:
         self._lock = threading.Lock()  # guards the dictionary
         self._records = {record.snapshot_id: record for record in database.read(
             lambda connection: [_record(row) for row in connection.execute(
-                sa.select(*Snapshot.__table__.columns))])}
+                sa.select(*SnapshotRow.__table__.columns))])}
 
     def all(self) -> list[Record]:
         """Return all of them."""
@@ -81,7 +81,7 @@ class Records:
         :raises DatabaseAway: if it cannot be written; nothing has changed here then.
         """
         with self._writing:
-            self._database.write(lambda connection: upsert(connection, Snapshot, [
+            self._database.write(lambda connection: upsert(connection, SnapshotRow, [
                 {**dataclasses.asdict(record), 'stage': record.stage.value}]))
             with self._lock:
                 self._records[record.snapshot_id] = record
@@ -94,8 +94,8 @@ class Records:
         with self._writing:
             if self.get(snapshot_id) is None:
                 return
-            self._database.write(lambda connection: connection.execute(
-                sa.delete(Snapshot).where(Snapshot.snapshot_id == snapshot_id)))
+            self._database.write(lambda connection: delete(
+                connection, SnapshotRow, [{'snapshot_id': snapshot_id}]))
             with self._lock:
                 del self._records[snapshot_id]
 

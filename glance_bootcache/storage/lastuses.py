@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 import sqlalchemy as sa
 
 from bootcache.manifest import Manifest
-from glance_bootcache.db.engine import Database, upsert
-from glance_bootcache.db.models import Image
-from glance_bootcache.db.writer import Changes
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import ImageRow
+from glance_bootcache.db.writer import RowChanges
 
 _WRITE_SECONDS = 60
 
@@ -28,7 +28,7 @@ class LastUses:
         self._lock = threading.Lock()  # guards what is below
         self._last: dict[str, float] = {image_id: when for image_id, when in database.read(
             lambda connection: connection.execute(
-                sa.select(Image.image_id, Image.last_used)).all())}
+                sa.select(ImageRow.image_id, ImageRow.last_used)).all())}
         # Images of which the row is another one than that, or is to go.
         self._changed: set[str] = set()
         self._asked_at = -math.inf
@@ -63,7 +63,7 @@ class LastUses:
                 del self._last[image_id]
             self._changed |= gone
 
-    def changes(self, at_once: bool) -> Changes | None:
+    def changes(self, at_once: bool) -> RowChanges | None:
         """Return what the writer has to write, once a minute.
 
         :param at_once: do not wait for the minute.
@@ -80,13 +80,11 @@ class LastUses:
                 self._changed -= {image_id for image_id, when in uses.items()
                                   if self._last.get(image_id) == when}
 
-        return Changes(lambda connection: _write(connection, uses), written)
+        return RowChanges(lambda connection: _write(connection, uses), written)
 
 
 def _write(connection: sa.Connection, uses: dict[str, float | None]) -> None:
-    gone = [image_id for image_id, when in uses.items() if when is None]
-    if gone:
-        connection.execute(sa.delete(Image).where(Image.image_id == sa.bindparam('gone')),
-                           [{'gone': image_id} for image_id in gone])
-    upsert(connection, Image, [{'image_id': image_id, 'last_used': when}
-                               for image_id, when in uses.items() if when is not None])
+    delete(connection, ImageRow, [{'image_id': image_id} for image_id, when in uses.items()
+                                  if when is None])
+    upsert(connection, ImageRow, [{'image_id': image_id, 'last_used': when}
+                                  for image_id, when in uses.items() if when is not None])

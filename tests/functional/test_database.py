@@ -119,7 +119,7 @@ def test_migrations_end_in_the_models(database):
     def differences(connection):
         return autogenerate.compare_metadata(
             migration.MigrationContext.configure(connection, opts={'compare_type': True}),
-            models.Base.metadata)
+            models.Model.metadata)
 
     assert database.read(differences) == []
     assert schema.version(database) == schema.wanted()
@@ -215,11 +215,11 @@ def test_a_deadlock_is_repeated(servers, directory):
     def change(first, second):
         def work(connection):
             tries.append(first)
-            upsert(connection, models.Order, [
+            upsert(connection, models.OrderRow, [
                 {'host': first, 'image_id': IMAGE, 'ordered_at': 7.0}])
             if len(tries) <= 2:
                 both.wait()
-            upsert(connection, models.Order, [
+            upsert(connection, models.OrderRow, [
                 {'host': second, 'image_id': IMAGE, 'ordered_at': 8.0}])
         database.write(work)
 

@@ -5,6 +5,6 @@ from alembic import context
 from glance_bootcache.db import models
 
 context.configure(connection=context.config.attributes['connection'],
-                  target_metadata=models.Base.metadata)
+                  target_metadata=models.Model.metadata)
 with context.begin_transaction():
     context.run_migrations()

@@ -18,11 +18,11 @@ The storage service's database, as SQLAlchemy has it.
 
 Possible values:
 
-* Nothing: SQLite in the file {FILE} of [bootcache]state_dir, which the service
-  makes and upgrades itself. The directory has to be on a disk of this machine.
-* mysql+pymysql://USER:PASSWORD@HOST/DATABASE?charset=utf8mb4 or
-  postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. ``bootcache-manage db sync``
-  makes and upgrades its tables.
+* Nothing: SQLite in the file {FILE} of ``state_dir``, which the
+  service makes and upgrades itself. It has to be on a disk of this machine.
+* mysql+pymysql://USER:PASSWORD@HOST/DATABASE?charset=utf8mb4, or
+  postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. Its tables are made and
+  upgraded by ``bootcache-manage db sync``.
 """
 
 
@@ -34,6 +34,11 @@ def opts() -> list[cfg.Opt]:
         if opt.dest == 'connection':
             opt.help, opt.sample_default = _CONNECTION, f'sqlite:////var/lib/bootcache/{FILE}'
     return found
+
+
+def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
+    """Return the options for oslo-config-generator."""
+    return [(GROUP, opts())]
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:

@@ -4,13 +4,12 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from alembic import autogenerate, migration
-from command import TOP, command
+from command import command
 from databases import MariaDB, PostgreSQL
 from functional_tools import until
 from oslo_config import cfg
@@ -416,13 +415,3 @@ def test_a_database_of_another_user_is_not_touched(directory):
     with pytest.raises(exception.ConfigurationError, match='uid 12345'):
         Database(conf).check_user()
     assert os.listdir(f'{directory}/state') == []
-
-
-def test_compute_hosts_and_glance_need_none_of_it():
-    """Of what they run nothing imports SQLAlchemy of its own."""
-    program = ('import sys; sys.modules["sqlalchemy"] = sys.modules["oslo_db"] = None;'
-               ' import glance_bootcache.hook, glance_bootcache.filestore.driver,'
-               ' nova_bootcache.chains.computehost')
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', program], cwd=TOP, check=False,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

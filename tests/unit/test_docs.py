@@ -17,6 +17,7 @@ from bootcache import exception, manifest, properties, rpcapi
 from bootcache.connectors import supervisor
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.deployment.checkpoint import Checkpoint, Network, SavedServer
 from glance_bootcache.filestore.journal import Entry
 from nova_bootcache import conf as nova_conf
@@ -58,7 +59,8 @@ def options_in(sample: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(('name', 'sources'), [
-    ('bootcache', [shared_conf, glance_conf]), ('nova-bootcache', [shared_conf, nova_conf])])
+    ('bootcache', [shared_conf, glance_conf, db_conf]),
+    ('nova-bootcache', [shared_conf, nova_conf])])
 def test_every_option_is_in_its_sample(name, sources):
     present = options_in((SAMPLES / f'{name}.conf.sample').read_text())
     for source in sources:

@@ -5,6 +5,7 @@ has one writer, and a transaction that has read before cannot always become one.
 """
 
 import contextlib
+import logging
 import os
 import re
 import sqlite3
@@ -25,6 +26,10 @@ from bootcache.exception import ConfigurationError, DatabaseAway, DatabaseUnusab
 from bootcache.quoting import one_line
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import models
+
+# oslo.db logs errors with their traceback; here who asks says what is wrong, and what to do.
+for _name in ('api', 'sqlalchemy.exc_filters'):
+    logging.getLogger(f'oslo_db.{_name}').setLevel(logging.CRITICAL)
 
 T = TypeVar('T')
 Row = Mapping[str, Any]

@@ -68,11 +68,15 @@ class Server:
         """Have it hang, or go on."""
         self._process.send_signal(signal.SIGSTOP if frozen else signal.SIGCONT)
 
-    def database(self):
-        """Make a new database; returns its URL."""
+    def new_name(self):
+        """Make a new database; returns its name."""
         name = f'bootcache_{secrets.token_hex(4)}'
         self.sql(f'CREATE DATABASE {name}')
-        return self.url(name)
+        return name
+
+    def database(self):
+        """Make a new database; returns its URL."""
+        return self.url(self.new_name())
 
     def remove(self):
         """End it, and remove its files."""

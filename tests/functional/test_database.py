@@ -280,7 +280,7 @@ def test_a_database_that_hangs_holds_nobody_up_for_good(mariadb, directory):
 @pytest.mark.parametrize('kind', [MariaDB, PostgreSQL])
 def test_messages_name_no_password(servers, kind, directory):
     server = servers(kind)
-    name = server.database().rpartition('/')[2].partition('?')[0]
+    name = server.new_name()
     host = {'MariaDB': f'localhost/{name}?unix_socket={server.home}/no-socket',
             'PostgreSQL': f'/{name}?host={server.home}/no-folder'}[kind.__name__]
     scheme = server.url(name).partition(':')[0]
@@ -292,7 +292,7 @@ def test_messages_name_no_password(servers, kind, directory):
 
 def test_a_user_that_is_refused_is_told_of_with_the_option(servers, directory):
     server = servers(MariaDB)
-    name = server.database().rpartition('/')[2].partition('?')[0]
+    name = server.new_name()
     for who, what in ('nobody:secret', name), ('root', 'no_such_database'):
         with pytest.raises(exception.DatabaseUnusable) as raised:
             start.wait_for(configured(directory, server.url(what, who)))

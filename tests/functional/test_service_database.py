@@ -23,8 +23,7 @@ def mariadb():
     server = MariaDB()
     server.sql("CREATE USER bootcache@localhost IDENTIFIED BY 'secret';"
                ' GRANT ALL ON *.* TO bootcache@localhost')
-    name = server.database().rpartition('/')[2].partition('?')[0]
-    server.bootcache_url = server.url(name, 'bootcache:secret')
+    server.bootcache_url = server.url(server.new_name(), 'bootcache:secret')
     yield server
     server.remove()
 

@@ -341,7 +341,8 @@ def test_pages_build_without_warnings(tmp_path, builder):
     assert done.returncode == 0, done.stderr
     if builder == 'man':
         assert {path.name for path in (tmp_path / 'out').glob('*.1')} \
-            == {'bootcache.1', 'glance-bootcache.1'}
+            == {f'{name}.1' for name in ('bootcache', 'glance-bootcache', 'bootcache-manage',
+                                         'bootcache-status')}
         page = (tmp_path / 'out' / 'bootcache.1').read_text().replace('\\-', '-')
         assert 'working-set plot' in page
     else:

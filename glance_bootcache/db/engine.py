@@ -186,7 +186,7 @@ def delete(connection: sa.Connection, model: type[models.Model], rows: Sequence[
     if rows:
         table = model.__table__
         connection.execute(
-            sa.delete(table).where(*(table.c[name] == sa.bindparam(f'{name}_')
+            sa.delete(model).where(*(table.c[name] == sa.bindparam(f'{name}_')
                                      for name in rows[0])),
             [{f'{name}_': value for name, value in row.items()} for row in rows])
 

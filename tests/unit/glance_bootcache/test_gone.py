@@ -6,9 +6,11 @@ The tiers are real, without a memory tier; the neighbours are stand-ins, see tes
 import os
 
 import pytest
+from fakes_database import locked
 
 from bootcache.manifest import CacheInfo
 from glance_bootcache.db.writer import Writer
+from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.storage import tiers as storage_contents
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import Content, KnownContents, StorageTiers
@@ -58,3 +60,18 @@ def test_a_file_that_is_about_to_be_read_is_not_read_twice(tmp_path):
     os.unlink(path)
     known.forget_gone()
     assert known._right == {}
+
+
+def test_an_image_is_not_forgotten_before_hosts_can_be_told(house, database):
+    """That they are to let go of it is a row: without it, hosts that are down would keep it."""
+    house.images.put(IMAGES[0])
+    house.manager.consider(IMAGES[0])
+    house.settle()
+    del house.images.images[IMAGES[0]]
+    with locked(database):
+        house.manager.forget(IMAGES[0])
+        house.settle()
+        assert house.store.load(IMAGES[0]) is not None
+        assert 'locked' in house.operators.get_image(IMAGES[0])['kept_for'][0]
+    house.manager.retiring.retry()
+    assert house.store.load(IMAGES[0]) is None and Orders(database).is_for_all(IMAGES[0])

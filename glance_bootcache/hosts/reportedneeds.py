@@ -33,6 +33,8 @@ _MOST_NAMED = 1_000_000
 _FORGET_SECONDS = 86400
 # Of a query.
 _MOST_NAMES = 500
+# Hosts of a transaction: 50 images of each take SQLite a second, for which no other can write.
+_MOST_WRITTEN = 300
 
 
 class Needs(enum.Enum):
@@ -209,15 +211,18 @@ class ReportedNeeds:
                          and (name == _OTHERS or not _has_to_be_kept(host.row))]:
                 self._forget(name)
 
-    def changes(self, _at_once: bool) -> RowChanges | None:
-        """Return what the writer has to write."""
+    def changes(self, at_once: bool) -> RowChanges | None:
+        """Return what the writer has to write.
+
+        :param at_once: all of it, however long orders and snapshots wait for it.
+        """
         with self._lock:
             if not self._changed:
                 return None
-            rows = {name: self._hosts[name].row if name in self._hosts else None
-                    for name in self._changed}
+            names = list(itertools.islice(self._changed, None if at_once else _MOST_WRITTEN))
+            rows = {name: self._hosts[name].row if name in self._hosts else None for name in names}
             # Until it is known to be written each of them may be either.
-            were = {name: self._rows.pop(name, None) for name in self._changed}
+            were = {name: self._rows.pop(name, None) for name in names}
 
         def written() -> None:
             with self._lock:

@@ -139,6 +139,18 @@ def test_what_changes_is_written_and_nothing_else(known, database):
     file.close()
 
 
+def test_a_cloud_that_reports_for_the_first_time_holds_up_no_other_writer(known, database,
+                                                                         monkeypatch):
+    monkeypatch.setattr(reportedneeds, '_MOST_WRITTEN', 2)
+    for number in range(5):
+        known.note(f'host-{number}', report(IMAGE))
+    writer, found = Writer(database, [known.changes]), []
+    for _second in range(4):
+        writer.write()
+        found.append(len(ReportedNeeds(database).hosts(IMAGE)))
+    assert found == [2, 4, 5, 5]
+
+
 def test_what_was_maybe_written_is_written_as_a_whole(known, restarted, database):
     """The answer to a commit can be lost: the rows may be those of before, or of after."""
     known.note('one', report(IMAGE))

@@ -30,6 +30,7 @@ from bootcache import properties
 from bootcache.manifest import ImageState
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import start
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.hosts.holdings import Hosts
@@ -39,6 +40,7 @@ from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.job import BuildJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -103,13 +105,13 @@ class Stage:
         self._store = ImageStore(f'{directory}/state')
         self.exporter = Exporters(conf, self._store.state_path('clients.json'))
         self.exporter.start()
-        tiers = StorageTiers(conf, self._store, self.exporter)
+        database = start.wait_for(conf)
+        tiers = StorageTiers(conf, self._store, self.exporter, LastUses(database))
         tiers.start([])
         self.boots = _ProfileBoots()
         self.manager = Manager(conf, self._store, _Glance(directory), self.exporter, tiers,
-                               self.boots, ReportedNeeds(self._store.state_path('needs.json')),
-                               Hosts(self._store, tiers,
-                                     Orders(self._store.state_path('orders.json'))))
+                               self.boots, ReportedNeeds(database),
+                               Hosts(self._store, tiers, Orders(database)))
         self.manager.host_reported()
         self._count = 0
         self._of_owner: collections.defaultdict[str, list[str]] = collections.defaultdict(list)

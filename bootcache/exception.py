@@ -74,6 +74,14 @@ class ServiceAway(BootcacheError):
     """Glance, Nova or Keystone does not answer, or refuses a token: it may again in a while."""
 
 
+class DatabaseAway(BootcacheError):
+    """The storage service's database does not answer, or cannot be written: it may in a while."""
+
+
+class DatabaseUnusable(DatabaseAway):
+    """The database refuses the service, is damaged or of another release: somebody has to act."""
+
+
 class BuildFailed(ImageError):
     """A cache image could not be built, or is not what it should be."""
 

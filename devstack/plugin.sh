@@ -81,7 +81,9 @@ function install_bootcache {
     # that Nova's loader does not reach. pip installs a local folder anew each time.
     # It builds in that folder, and what an earlier build left there gets into the wheel.
     sudo rm -rf "$BOOTCACHE_DIR"/build "$BOOTCACHE_DIR"/*.egg-info
-    pip_install "$BOOTCACHE_DIR"
+    local extra=
+    ! is_service_enabled g-bootcache || extra='[storage]'
+    pip_install "$BOOTCACHE_DIR$extra"
     if is_service_enabled bootcache-exchange; then
         pip_install 'libtorrent>=2.1.1'
     fi

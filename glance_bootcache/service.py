@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from oslo_service import service
 from bootcache import bus, cacheimage, exception, optionfault, rpcapi
 from bootcache import conf as bootcache_conf
 from glance_bootcache import startchecks
+from glance_bootcache.db import start
+from glance_bootcache.db.writer import Writer
 from glance_bootcache.door import doorkeeper
 from glance_bootcache.door.doorkeeper import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
@@ -39,6 +42,7 @@ from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.storage import serving
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.upkeep import ServiceUpkeep
@@ -76,6 +80,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         self._conf = conf
         self._check = check
         self._failed = failed
+        self._stopping = threading.Event()
         self._started: list[Any] = []
 
     def start(self) -> None:
@@ -95,6 +100,8 @@ class StorageService(service.Service):  # type: ignore[misc]
         try:
             self._start()
         except Exception as error:
+            if self._stopping.is_set():
+                return None
             if not bus.is_refusal(error):
                 return error
             return exception.ConfigurationError(
@@ -109,7 +116,6 @@ class StorageService(service.Service):  # type: ignore[misc]
         doorkeeper.bound()
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         store.sweep_forgotten()
-        needs = ReportedNeeds(store.state_path('needs.json'))
         exporter = Exporters(conf, store.state_path('clients.json'))
         exporter.start(lambda exports, certificate: serving.serve_again(
             store.manifests(), exports, lambda manifest: exporter.ensure(
@@ -117,24 +123,33 @@ class StorageService(service.Service):  # type: ignore[misc]
         cacheimage.end_left_over()
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
-            manifest, store.cache_path(manifest),
-            exporter.of_hosts(needs.hosts(manifest.image_id))))
+            manifest, store.cache_path(manifest)))
+        database = start.wait_for(conf, self._stopping)
+        needs = ReportedNeeds(database)
+        if conf[bootcache_conf.GROUP].export_ports:
+            serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
+                manifest, store.cache_path(manifest),
+                exporter.of_hosts(needs.hosts(manifest.image_id))))
         self._check()
         startchecks.check_cloud(conf)
-        tiers = StorageTiers(conf, store, exporter)
+        last_uses, orders = LastUses(database), Orders(database)
+        records = Records(database)
+        writer = Writer(database, [needs.changes, last_uses.changes, orders.changes])
+        tiers = StorageTiers(conf, store, exporter, last_uses)
         profile_boots = NovaProfileBoots(conf)
         images = Images(conf)
-        hosts = Hosts(store, tiers, Orders(store.state_path('orders.json')),
+        hosts = Hosts(store, tiers, orders,
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
         manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs, hosts)
         events = ImageEvents(manager.consider, manager.forget, manager.fewer_see)
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, needs)
         tiers.start(store.manifests())
+        writer.start()
         upkeep.start()
         read_errors = ReadErrors(store, exporter, tiers, manager.jobs, CephBases(conf))
         read_errors.start()
-        self._started = [manager, upkeep, read_errors]
+        self._started = [writer, manager, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
                                                TrialImages(conf)))
@@ -142,7 +157,7 @@ class StorageService(service.Service):  # type: ignore[misc]
             conf, store, exporter,
             Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
             Claims(conf, images, manager.missing.is_listed_without),
-            Records(store.state_path('snapshots.json')), images)
+            records, images)
         snapshots.start()
         self._started.append(snapshots)
         warming.start()
@@ -162,6 +177,7 @@ class StorageService(service.Service):  # type: ignore[misc]
 
     def stop(self, graceful: bool = True) -> None:
         """Stop taking work, give up what is in hand. The exporter goes on serving."""
+        self._stopping.set()
         for part in reversed(self._started):
             part.stop()
         super().stop(graceful)

@@ -120,14 +120,14 @@ class ServiceUpkeep:
 
     def _keep_house(self) -> None:
         self._do(('what an earlier process left cannot be ended yet', self.recover),
-                 ('what hosts need cannot be written', self._needs.save),
+                 ('hosts that are gone cannot be forgotten', self._needs.forget_silent),
                  ('images cannot be retired yet', self._manager.retiring.retry),
                  ('changes that could not be followed still cannot be', self.follow_again),
                  ('servers of profile boots cannot be deleted', self.delete_left),
                  ('images that wait cannot be looked at', self.go_on),
                  ('images of another content cannot be looked at', self.older.retry),
                  ('cache images cannot be built anew', self.recompress),
-                 ('last uses cannot be written', self._tiers.save_usage),
+                 ('images that are gone cannot be forgotten', self._tiers.forget_gone),
                  ('the quota cannot be kept', self._manager.disk_room.keep_quota),
                  ('images that Glance does not have cannot be looked for', self.look_for_missing),
                  ('Glance cannot be asked what it has', self.sweep),

@@ -92,14 +92,15 @@ LOWEST_FUNCTIONAL=(tests/functional/test_{install,service_start,cli_configuratio
 # An environment of the storage service's own, without Nova and Glance. Its wheels are where test_install.py looks.
 lowest_environment() { # RESULTS
     local results=$1 want
-    want=$({ cat "$TOP"/requirements.txt "$TOP"/tools/constraints.txt "$TOP"/tools/matrix/lowest.py
+    want=$({ cat "$TOP"/requirements.txt "$TOP"/pyproject.toml "$TOP"/tools/constraints.txt "$TOP"/tools/matrix/lowest.py
         declare -p LOWEST_TOOLS; } | sha256sum)
     if [ "$(cat "$VENV/.stamp" 2>/dev/null)" != "$want" ]; then
         say "== lowest: installing the lowest versions of what is required"
         rm -rf "$VENV" "$results/wheels" "$results"/*.json "$results"/*.done
         /usr/bin/python3 -m venv "$VENV"
         "$VENV/bin/pip" install -q --disable-pip-version-check -c "$TOP/tools/constraints.txt" packaging
-        "$VENV/bin/python" "$TOP/tools/matrix/lowest.py" "$TOP/requirements.txt" "$TOP/tools/constraints.txt" "$results"
+        "$VENV/bin/python" "$TOP/tools/storage_requirements.py" >"$results/wanted.txt"
+        "$VENV/bin/python" "$TOP/tools/matrix/lowest.py" "$results/wanted.txt" "$TOP/tools/constraints.txt" "$results"
         "$VENV/bin/pip" install -q --disable-pip-version-check -c "$results/constraints.txt" \
             -r "$results/requirements.txt" "${LOWEST_TOOLS[@]}"
         "$VENV/bin/pip" wheel -q --disable-pip-version-check -w "$results/wheels" -c "$results/constraints.txt" \

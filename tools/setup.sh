@@ -11,7 +11,7 @@ DEBIAN_PACKAGES=(
     sudo grub-pc-bin e2fsprogs fdisk iproute2 iptables procps curl ca-certificates git shellcheck man-db
     nbdkit-plugin-python fio stress-ng strace zstd xz-utils apparmor checkpolicy
     gcc libc6-dev make flex bison bc libelf-dev lz4
-    ceph-mon ceph-osd ceph-common python3-rados python3-rbd
+    ceph-mon ceph-osd ceph-common python3-rados python3-rbd mariadb-server postgresql
 )
 # Nova's UEFI guests start with the libvirt of Debian 13; see tests/e2e/test_uefi.py.
 # shellcheck source=/dev/null
@@ -82,15 +82,16 @@ install_python_packages() {
     link_debian_bindings
 }
 
-# All that requirements.txt asks for, for environments that have nothing else: the tests that install
+# All that a storage node needs, for environments that have nothing else: the tests that install
 # the project make such, and have no network.
 download_wheels() {
-    local wheels=$BOOTCACHE_HOME/wheels want
-    want=$(cat "$TOP"/tools/constraints.txt "$TOP"/requirements.txt | sha256sum)
+    local wheels=$BOOTCACHE_HOME/wheels needed want
+    needed=$("$VENV/bin/python" "$TOP/tools/storage_requirements.py")
+    want=$({ cat "$TOP"/tools/constraints.txt; echo "$needed"; } | sha256sum)
     [ "$(cat "$wheels/.stamp" 2>/dev/null)" != "$want" ] || return 0
     rm -rf "$wheels"
     "$VENV/bin/pip" wheel -q --disable-pip-version-check -w "$wheels" -c "$TOP/tools/constraints.txt" \
-        -r "$TOP/requirements.txt"
+        -r <(echo "$needed")
     echo "$want" >"$wheels/.stamp"
 }
 

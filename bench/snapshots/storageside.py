@@ -17,6 +17,7 @@ from bench.snapshots.stores import configured
 from bootcache import naming, workingset
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.db import start
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.jobs import Jobs
@@ -24,6 +25,7 @@ from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -46,7 +48,8 @@ class StorageSide:
         self._store = ImageStore(self._conf.bootcache.state_dir)
         self._exporters = Exporters(self._conf, f'{home}/clients.json')
         self._exporters.start()
-        self._tiers = StorageTiers(self._conf, self._store, self._exporters)
+        self._tiers = StorageTiers(self._conf, self._store, self._exporters,
+                                   LastUses(start.wait_for(self._conf)))
         self._tiers.start(())
         self._jobs = Jobs(1, self._store.lock)
         self._facts: dict[str, ImageFacts] = {}

@@ -4,11 +4,13 @@ import os
 import sys
 
 sys.path.insert(0, os.path.abspath('../..'))
+sys.path.insert(0, os.path.abspath('_ext'))
 
 project = 'bootcache'
 copyright = 'The bootcache developers'
 author = 'The bootcache developers'
-extensions = ['oslo_config.sphinxext', 'cliff.sphinxext', 'myst_parser']
+extensions = ['oslo_config.sphinxext', 'cliff.sphinxext', 'myst_parser',
+              'databasetables']
 templates_path = []
 exclude_patterns = []
 # Blocks are commands and configuration; what is Python says so.
@@ -28,4 +30,6 @@ autoprogram_cliff_ignored = ['--help', '--format', '--column', '--quote', '--noi
 man_pages = [
     ('cli', 'bootcache', 'look after cache images', [author], 1),
     ('glance-bootcache', 'glance-bootcache', 'the storage service of bootcache', [author], 1),
+    ('bootcache-manage', 'bootcache-manage', 'look after the database of bootcache', [author], 1),
+    ('bootcache-status', 'bootcache-status', 'check bootcache before an upgrade', [author], 1),
 ]

@@ -21,6 +21,7 @@ from bootcache.connectors import probe
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
 from glance_bootcache.cli import client
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.service import StorageService, tell_fault
 
 # Where oslo.service 4.5 to 4.7 tell of a fork.
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     conf = cfg.CONF
     logging.register_options(conf)
     glance_conf.register_opts(conf)
+    db_conf.register_opts(conf)
     conf.register_opts(glance_conf.default_opts)
     messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
     try:

@@ -2,7 +2,7 @@
 
 A service that was restarted knows no host. Each one is asked for its holdings when it reports next,
 within a minute. What a host is to let go of is derived from the images' manifests and operators'
-orders, which are files.
+orders, which outlive it.
 """
 
 import dataclasses
@@ -345,6 +345,7 @@ class Hosts:
 
         :returns: names of those that hold it.
         :raises RequestRefused: if a host is not known, or too many orders wait; then none is told.
+        :raises DatabaseAway: if that cannot be written; then none is told.
         """
         with self._lock:
             known = {name: host for name, host, _seen in self._present()}
@@ -363,8 +364,15 @@ class Hosts:
         return holding
 
     def let_go(self, image_id: str) -> None:
-        """Have all hosts let go of an image that is forgotten, also if they hold it later."""
+        """Have all hosts let go of an image that is to be forgotten, also if they hold it later.
+
+        :raises DatabaseAway: if that cannot be written.
+        """
         self._orders.add_for_all(image_id)
+
+    def is_let_go(self, image_id: str) -> bool:
+        """Return whether all hosts are to let go of an image when it is forgotten."""
+        return self._orders.is_for_all(image_id)
 
 
 def _by_tier(images: Iterable[HeldImage]) -> dict[str, int]:

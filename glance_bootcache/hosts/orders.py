@@ -2,23 +2,20 @@
 is gone, and images that were removed from all, also from those that report to hold one later.
 
 An order is given once, and may have to wait for weeks: for a server that needs the cache image, or
-for a host that is down. So it is a file, and a restart of this service changes nothing.
+for a host that is down. So it is a row of the database before it counts.
 """
 
-import math
 import threading
 import time
 from collections.abc import Collection, Iterable
-from typing import Any
 
-from oslo_log import log as logging
+import sqlalchemy as sa
 
-from bootcache import savefile
 from bootcache.exception import RequestRefused
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import OrderRow
+from glance_bootcache.db.writer import RowChanges
 
-LOG = logging.getLogger(__name__)
-
-VERSION = 1
 _MOST_ORDERS = 10_000
 # The name under which orders to all hosts are; of those the latest are kept.
 _EVERYBODY = ''
@@ -27,26 +24,24 @@ _MOST_FOR_ALL = 5_000
 _FORGET_SECONDS = 90 * 86400
 
 
-def _parse(document: Any) -> dict[str, dict[str, float]]:
-    orders = {str(host): {str(image_id): float(when) for image_id, when in images.items()}
-              for host, images in document['orders'].items()}
-    if not all(math.isfinite(when) for images in orders.values() for when in images.values()):
-        raise ValueError('a time that is none')
-    return orders
-
-
 class Orders:
-    """The orders, by host.
+    """The orders, by host; read once, and kept in memory.
 
-    :param path: of the file; a damaged one counts as empty.
+    :raises DatabaseAway: if they cannot be read.
     """
 
-    def __init__(self, path: str):
-        self._path = path
-        self._lock = threading.Lock()  # guards the dictionary, and that the file is the last one
+    def __init__(self, database: Database):
+        self._database = database
+        # Held over the transaction in which orders are added: see glance_bootcache/locks.py.
+        self._adding = threading.Lock()
+        self._lock = threading.Lock()  # guards what is below
         # When each image was ordered to go, in seconds since the epoch, by host.
-        self._orders = savefile.read_table(
-            path, VERSION, _parse, 'what operators wanted gone from hosts is to be said again')
+        self._orders: dict[str, dict[str, float]] = {}
+        # Orders that were followed, or are too old, and are rows still: host, image, and when.
+        self._over: set[tuple[str, str, float]] = set()
+        for host, image_id, when in database.read(lambda connection: connection.execute(
+                sa.select(OrderRow.host, OrderRow.image_id, OrderRow.ordered_at)).all()):
+            self._orders.setdefault(host, {})[image_id] = when
 
     def of(self, host: str) -> frozenset[str]:
         """Return the images that are to go from a host."""
@@ -59,46 +54,75 @@ class Orders:
             return image_id in self._orders.get(_EVERYBODY, ())
 
     def add_for_all(self, image_id: str) -> None:
-        """Order an image that was removed to go from all hosts."""
-        with self._lock:
-            images = {**self._orders.get(_EVERYBODY, {}), image_id: time.time()}
-            latest = sorted(images, key=lambda one: images[one])[-_MOST_FOR_ALL:]
-            self._replace({**self._orders, _EVERYBODY: {one: images[one] for one in latest}})
+        """Order an image that was removed to go from all hosts.
 
-    def add(self, image_id: str, hosts: Iterable[str]) -> None:
+        :raises DatabaseAway: if that cannot be written; there is no such order then.
+        """
+        with self._adding:
+            self._write(image_id, [_EVERYBODY])
+            with self._lock:
+                images = self._orders[_EVERYBODY]
+                for oldest in sorted(images, key=images.__getitem__)[:-_MOST_FOR_ALL]:
+                    self._over.add((_EVERYBODY, oldest, images.pop(oldest)))
+
+    def add(self, image_id: str, hosts: Collection[str]) -> None:
         """Order an image to go from hosts.
 
         :raises RequestRefused: if too many orders wait already.
+        :raises DatabaseAway: if that cannot be written; no host is told then.
         """
-        now = time.time()
-        with self._lock:
-            orders = {host: kept for host, images in self._orders.items() if (
-                kept := {image: when for image, when in images.items()
-                         if now - when < _FORGET_SECONDS})}
-            for host in hosts:
-                orders.setdefault(host, {})[image_id] = now
-            if sum(map(len, orders.values())) > _MOST_ORDERS:
+        with self._adding:
+            with self._lock:
+                self._drop(time.time() - _FORGET_SECONDS)
+                waiting = sum(map(len, self._orders.values())) + sum(
+                    image_id not in self._orders.get(host, ()) for host in hosts)
+            if waiting > _MOST_ORDERS:
                 raise RequestRefused(
                     f'{_MOST_ORDERS} orders to hosts wait already; leave --host out to have all'
                     ' hosts let go of the image')
-            self._replace(orders)
+            self._write(image_id, hosts)
 
     def settle(self, host: str, held: Collection[str]) -> None:
-        """Drop the orders that a host has followed.
+        """Drop the orders that a host has followed; their rows go later.
 
         :param held: images that the host reports to hold.
         """
         with self._lock:
-            left = {image_id: when for image_id, when in self._orders.get(host, {}).items()
-                    if image_id in held}
-            if left != self._orders.get(host, {}):
-                orders = {name: images for name, images in self._orders.items() if name != host}
-                self._replace({**orders, **({host: left} if left else {})})
+            self._forget(host, [image_id for image_id in self._orders.get(host, ())
+                                if image_id not in held])
 
-    def _replace(self, orders: dict[str, dict[str, float]]) -> None:
-        self._orders = orders
-        try:
-            savefile.write_json(self._path, {'version': VERSION, 'orders': orders})
-        except OSError as error:
-            LOG.warning('%s cannot be written, and is lost with this process: %s', self._path,
-                        error)
+    def changes(self, _at_once: bool) -> RowChanges | None:
+        """Return the rows that are to go, for the writer."""
+        with self._lock:
+            over = list(self._over)
+        if not over:
+            return None
+
+        def written() -> None:
+            with self._lock:
+                self._over.difference_update(over)
+
+        # One that was given anew meanwhile has another time.
+        gone = [{'host': host, 'image_id': image_id, 'ordered_at': when}
+                for host, image_id, when in over]
+        return RowChanges(lambda connection: delete(connection, OrderRow, gone), written)
+
+    def _write(self, image_id: str, hosts: Collection[str]) -> None:
+        now = time.time()
+        self._database.write(lambda connection: upsert(connection, OrderRow, [
+            {'host': host, 'image_id': image_id, 'ordered_at': now} for host in hosts]))
+        with self._lock:
+            for host in hosts:
+                self._orders.setdefault(host, {})[image_id] = now
+
+    def _drop(self, before: float) -> None:
+        """Forget orders that are older; under the lock."""
+        for host in list(self._orders):
+            self._forget(host, [image_id for image_id, when in self._orders[host].items()
+                                if when < before])
+
+    def _forget(self, host: str, image_ids: Iterable[str]) -> None:
+        images = self._orders.get(host, {})
+        self._over.update((host, image_id, images.pop(image_id)) for image_id in image_ids)
+        if not images:
+            self._orders.pop(host, None)

@@ -1,49 +1,75 @@
 """Which images' bases compute hosts need, as they report it: remembered over a restart.
 
 A gateway that has lost its connection comes back by itself, maybe after minutes, and must find what
-it read from. So what a host said last counts until it says something else. It is served for a day:
-one of this service, as while it stands still it can hear of no host. It is kept on: a cell may be
-down, of which Nova lists no servers then.
+it read from. So what a host said last counts until it says something else. It is served for a day
+after the host was heard of last, or this service was started. It is kept on: a cell may be down, of
+which Nova lists no servers then.
 """
 
 import dataclasses
-import math
+import enum
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import sqlalchemy as sa
 from oslo_log import log as logging
 
-from bootcache import savefile
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import HostImageRow, HostRow
+from glance_bootcache.db.writer import RowChanges
 from glance_bootcache.door import arguments
 from glance_bootcache.door.doorkeeper import Refuse, left_out, pass_over
 from glance_bootcache.hosts.holdings import MOST_HOSTS
 
 LOG = logging.getLogger(__name__)
 
-VERSION = 1
 # No host has this name: it stands for those of which too many have reported.
 _OTHERS = '(other hosts)'
-# Of all hosts: 40 MB of the file. So many servers' images are not needed at a time.
+# Of all hosts. So many servers' images are not needed at a time.
 _MOST_NAMED = 1_000_000
 _FORGET_SECONDS = 86400
-# That a host was heard of is written this often, if nothing else has changed.
-_WRITE_SECONDS = 3600
+# Of a query.
+_MOST_NAMES = 500
+# Hosts of a transaction: 50 images of each take SQLite a second, for which no other can write.
+_MOST_WRITTEN = 300
+
+
+class Needs(enum.Enum):
+    """What a host has told of its needs."""
+
+    NAMED = 'named'
+    # Its report cannot be read: it may need any image.
+    UNREADABLE = 'unreadable'
+    # It named more than are remembered: it may need any image, and each that it named is kept.
+    TOO_MANY = 'too_many'
 
 
 @dataclasses.dataclass(frozen=True)
-class _Told:
-    """What a host said last.
+class _Row:
+    """A host's row, and those of its images.
 
-    :ivar seen: monotonic seconds; below 0 if that was before the machine came up.
-    :ivar images: ids; None if what it tells cannot be read.
-    :ivar is_cut: it tells of too many to remember; ``images`` is None.
+    :ivar images: ids, of ``NAMED`` ones.
+    """
+
+    needs: Needs
+    images: frozenset[str] = frozenset()
+
+
+_NONE = _Row(Needs.NAMED)
+
+
+@dataclasses.dataclass
+class _Host:
+    """A host, as it was heard of last.
+
+    :ivar seen: monotonic seconds.
     """
 
     seen: float
-    images: frozenset[str] | None
-    is_cut: bool = False
+    row: _Row
 
 
 def parse(images: Any, refuse: Refuse = pass_over) -> frozenset[str] | None:
@@ -65,38 +91,30 @@ def parse(images: Any, refuse: Refuse = pass_over) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _ages(document: Any) -> dict[str, _Told]:
-    """Read the file's document: for how many seconds each host was silent when it was written."""
-    told = {str(name): _Told(float(host['seen']), parse(host['images']), bool(host.get('cut')))
-            for name, host in document['hosts'].items()}
-    written = float(document['written'])
-    if not all(map(math.isfinite, (written, *(host.seen for host in told.values())))):
-        raise ValueError('a time that is none')
-    return {name: dataclasses.replace(host, seen=max(0.0, written - host.seen))
-            for name, host in told.items()}
-
-
 class ReportedNeeds:
-    """What all hosts need that have reported.
+    """What all hosts need that have reported; read once, and kept in memory, by host and by image.
 
-    :param path: of the file; a damaged one counts as empty.
     :param clock: monotonic seconds.
-    :param wall: seconds since the epoch, for people who read the file.
+    :raises DatabaseAway: if it cannot be read.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic,
-                 wall: Callable[[], float] = time.time):
-        self._path = path
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._wall = wall
-        self._lock = threading.Lock()  # guards the dictionary and what is below it
-        self._saved = clock()
-        self._hosts = {name: dataclasses.replace(age, seen=self._saved - age.seen)
-                       for name, age in savefile.read_table(
-                           path, VERSION, _ages, 'hosts tell what they need within a minute'
-                       ).items()}
-        # How often something changed, and how many of these changes were written.
-        self._changes = self._written = 0
+        self._lock = threading.Lock()  # guards what is below
+        self._hosts: dict[str, _Host] = {}
+        self._by_image: dict[str, set[str]] = {}
+        # Hosts that may need any image.
+        self._need_any: set[str] = set()
+        # How many images hosts name.
+        self._named = 0
+        # Rows as they are in the database. One that was to be written and maybe was is left out.
+        self._rows = database.read(_read)
+        # Hosts of which the rows are others.
+        self._changed: set[str] = set()
+        for name, row in self._rows.items():
+            self._hosts[name] = _Host(clock(), _NONE)
+            self._set_row(name, row)
+        self._changed.clear()
 
     def note(self, name: str, report: dict[str, Any] | None, refuse: Refuse = pass_over) -> None:
         """Note what a host reports: see ``report_holdings`` in bootcache/rpcapi.py.
@@ -108,47 +126,70 @@ class ReportedNeeds:
         images = parse(report.get('needs'), refuse) if isinstance(report, dict) else None
         with self._lock:
             known = self._hosts.get(name)
+            if known is not None:
+                known.seen = now
             if report is None:
-                if known is not None:
-                    self._hosts[name] = dataclasses.replace(known, seen=now)
                 return
-            if known is None and len(self._hosts) >= MOST_HOSTS:
-                self._make_room(now)
-            self._hosts[name] = _Told(now, images)
-            if known is None or known.images != images:
-                self._changes += 1
-                self._bound()
+            if known is None:
+                if len(self._hosts) >= MOST_HOSTS:
+                    self._make_room(now)
+                self._hosts[name] = _Host(now, _NONE)
+                self._changed.add(name)
+            self._set_row(name, _Row(Needs.UNREADABLE) if images is None
+                          else _Row(Needs.NAMED, images))
+            self._bound()
+
+    def _set_row(self, name: str, row: _Row) -> None:
+        """Change what a host needs; under the lock."""
+        host = self._hosts[name]
+        was, host.row = host.row, row
+        if was == row:
+            return
+        self._changed.add(name)
+        for image_id in was.images - row.images:
+            hosts = self._by_image[image_id]
+            hosts.discard(name)
+            if not hosts:
+                del self._by_image[image_id]
+        for image_id in row.images - was.images:
+            self._by_image.setdefault(image_id, set()).add(name)
+        self._named += len(row.images) - len(was.images)
+        (self._need_any.discard if row.needs is Needs.NAMED else self._need_any.add)(name)
+
+    def _forget(self, name: str) -> None:
+        """Forget a host; under the lock."""
+        self._set_row(name, _NONE)
+        self._changed.add(name)
+        del self._hosts[name]
 
     def _make_room(self, now: float) -> None:
         """Forget a host that is silent for longest: for a day what it needs may be anything.
 
         Its servers may read, and somebody may have made up the names that take its place.
         """
-        others = self._hosts.pop(_OTHERS, None)
-        oldest = min(self._hosts, key=lambda host: self._hosts[host].seen)
-        dropped = self._hosts.pop(oldest)
-        if dropped.seen >= now - _FORGET_SECONDS or dropped.images or dropped.is_cut:
-            others = _Told(now, None, is_cut=True)
-        if others is not None:
-            self._hosts[_OTHERS] = others
+        oldest = min(self._hosts.keys() - {_OTHERS}, key=lambda name: self._hosts[name].seen)
+        host = self._hosts[oldest]
+        is_kept = _has_to_be_kept(host.row)
+        self._forget(oldest)
+        if is_kept or host.seen >= now - _FORGET_SECONDS:
+            self._hosts.setdefault(_OTHERS, _Host(now, _NONE)).seen = now
+            self._set_row(_OTHERS, _Row(Needs.TOO_MANY))
 
     def _bound(self) -> None:
         """Of the hosts that name the most remember that they need any; under the lock."""
-        named = sum(len(host.images or ()) for host in self._hosts.values())
-        while named > _MOST_NAMED:
-            most = max(self._hosts, key=lambda name: len(self._hosts[name].images or ()))
+        while self._named > _MOST_NAMED:
+            most = max(self._hosts, key=lambda name: len(self._hosts[name].row.images))
             LOG.warning('host %s says that its servers need %d images, and all hosts name more than'
                         ' %d: it counts as one that needs any', most,
-                        len(self._hosts[most].images or ()), _MOST_NAMED)
-            named -= len(self._hosts[most].images or ())
-            self._hosts[most] = _Told(self._hosts[most].seen, None, is_cut=True)
+                        len(self._hosts[most].row.images), _MOST_NAMED)
+            self._set_row(most, _Row(Needs.TOO_MANY))
 
     def needed(self, image_id: str) -> bool:
-        """Tell whether a host needs an image's base, or may do so."""
+        """Return whether a host needs an image's base, or may do so."""
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
-            return any(host.images is None or image_id in host.images
-                       for host in self._hosts.values() if host.seen >= oldest)
+            return any(self._hosts[name].seen >= oldest for name in itertools.chain(
+                self._by_image.get(image_id, ()), self._need_any))
 
     def hosts(self, image_id: str) -> list[str]:
         """Return the hosts that said so last, by name, and those that name too many to remember.
@@ -157,27 +198,84 @@ class ReportedNeeds:
         """
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
-            return sorted(name for name, host in self._hosts.items()
-                          if (host.is_cut or image_id in (host.images or ()))
-                          and (name != _OTHERS or host.seen >= oldest))
+            named = self._by_image.get(image_id, set())
+            return sorted(named | {
+                name for name in self._need_any if self._hosts[name].row.needs is Needs.TOO_MANY
+                and (name != _OTHERS or self._hosts[name].seen >= oldest)})
 
-    def save(self) -> None:
-        """Write the file if something changed.
-
-        :raises OSError: if it cannot be written.
-        """
-        now, wall = self._clock(), self._wall()
+    def forget_silent(self) -> None:
+        """Forget hosts that were silent for a day, and need nothing that has to be kept."""
+        oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
-            changes = self._changes
-            if changes == self._written and now - self._saved < _WRITE_SECONDS:
-                return
-            self._hosts = {name: host for name, host in self._hosts.items()
-                           if host.seen >= now - _FORGET_SECONDS or (
-                               name != _OTHERS and (host.images or host.is_cut))}
-            document = {'version': VERSION, 'written': wall, 'hosts': {
-                name: {'seen': wall - (now - host.seen),
-                       'images': None if host.images is None else sorted(host.images),
-                       **({'cut': True} if host.is_cut else {})}
-                for name, host in self._hosts.items()}}
-        savefile.write_json(self._path, document)
-        self._written, self._saved = changes, now
+            for name in [name for name, host in self._hosts.items() if host.seen < oldest
+                         and (name == _OTHERS or not _has_to_be_kept(host.row))]:
+                self._forget(name)
+
+    def changes(self, at_once: bool) -> RowChanges | None:
+        """Return what the writer has to write.
+
+        :param at_once: all of it, however long orders and snapshots wait for it.
+        """
+        with self._lock:
+            if not self._changed:
+                return None
+            names = list(itertools.islice(self._changed, None if at_once else _MOST_WRITTEN))
+            rows = {name: self._hosts[name].row if name in self._hosts else None for name in names}
+            # Until it is known to be written each of them may be either.
+            were = {name: self._rows.pop(name, None) for name in names}
+
+        def written() -> None:
+            with self._lock:
+                for name, row in rows.items():
+                    if row is not None:
+                        self._rows[name] = row
+                    if row == (self._hosts[name].row if name in self._hosts else None):
+                        self._changed.discard(name)
+
+        return RowChanges(lambda connection: _write(connection, rows, were), written)
+
+
+def _has_to_be_kept(row: _Row) -> bool:
+    return bool(row.images) or row.needs is Needs.TOO_MANY
+
+
+def _read(connection: sa.Connection) -> dict[str, _Row]:
+    images: dict[int, set[str]] = {}
+    for host_id, image_id in connection.execute(sa.select(HostImageRow.host_id,
+                                                          HostImageRow.image_id)):
+        images.setdefault(host_id, set()).add(image_id)
+    return {name: _Row(Needs(needs), frozenset(images.get(host_id, ())))
+            for host_id, name, needs in connection.execute(
+                sa.select(HostRow.id, HostRow.name, HostRow.needs))}
+
+
+def _write(connection: sa.Connection, rows: dict[str, _Row | None],
+           were: dict[str, _Row | None]) -> None:
+    """Write what some hosts need: the difference, and all of it where that is not known.
+
+    :param rows: by host; None for one that is forgotten.
+    :param were: what the database has; None if that is not known, or nothing.
+    """
+    delete(connection, HostRow, [{'name': name} for name, row in rows.items() if row is None])
+    here = {name: row for name, row in rows.items() if row is not None}
+    upsert(connection, HostRow, [{'name': name, 'needs': row.needs.value}
+                                 for name, row in here.items()], by=['name'])
+    ids: dict[str, int] = {}
+    names = list(here)
+    for begin in range(0, len(names), _MOST_NAMES):
+        ids.update((name, host_id) for host_id, name in connection.execute(
+            sa.select(HostRow.id, HostRow.name).where(
+                HostRow.name.in_(names[begin:begin + _MOST_NAMES]))))
+    delete(connection, HostImageRow, [{'host_id': ids[name]} for name in names
+                                      if were[name] is None])
+    gone, come = [], []
+    for name, row in here.items():
+        was = (were[name] or _NONE).images
+        gone += _pairs(ids[name], was - row.images)
+        come += _pairs(ids[name], row.images - was)
+    delete(connection, HostImageRow, gone)
+    upsert(connection, HostImageRow, come)
+
+
+def _pairs(host_id: int, image_ids: Iterable[str]) -> list[dict[str, Any]]:
+    return [{'host_id': host_id, 'image_id': image_id} for image_id in image_ids]

@@ -80,17 +80,34 @@ class Retiring:
         why = self._stop_serving(image_id, manifest)
         self._tiers.forget(image_id)
         steps.reached('retire: withdrawn')
+        why = why or self._let_go_if_deleted(image_id)
         with self._store.lock:
             manifest = self._store.load(image_id)
             if manifest is None or manifest.standing is not Standing.SKIPPED:
                 return
-            if why:
+            is_deleted = manifest.wished.availability is Availability.DELETED
+            if why or (is_deleted and not self._hosts.is_let_go(image_id)):
+                # Or it was deleted just now.
                 self._waiting[image_id] = why
-            elif manifest.wished.availability is Availability.DELETED:
-                self._hosts.let_go(image_id)
+            elif is_deleted:
                 self._store.remove(image_id)
             elif manifest.made.base_path:
                 self._store.put(manifest.making(base_path=''))
+
+    def _let_go_if_deleted(self, image_id: str) -> str:
+        """Have all hosts let go of an image before it is forgotten: that is a row of the database.
+
+        :returns: why that cannot be yet; empty if it is done, or is not to be.
+        """
+        manifest = self._store.load(image_id)
+        if manifest is None or manifest.wished.availability is not Availability.DELETED:
+            return ''
+        try:
+            self._hosts.let_go(image_id)
+        except exception.DatabaseAway as error:
+            LOG.warning('image %s: cannot be forgotten yet: %s', image_id, error)
+            return str(error)
+        return ''
 
     def withdraw(self, image_id: str) -> None:
         """Serve an image's cache image no more for now."""

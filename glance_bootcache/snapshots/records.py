@@ -1,7 +1,7 @@
-"""Snapshots under way, as they are on disk: what a crash leaves is found by them.
+"""Snapshots under way, as rows of the database: what a crash leaves is found by them.
 
 A record is written before there is anything of its snapshot, and goes when nothing is left of it,
-or Glance has it. doc/source/formats.rst has the file.
+or Glance has it.
 """
 
 import dataclasses
@@ -9,9 +9,10 @@ import enum
 import threading
 from typing import Any
 
-from bootcache import naming, savefile
+import sqlalchemy as sa
 
-VERSION = 1
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import SnapshotRow
 
 
 class Stage(enum.Enum):
@@ -48,25 +49,21 @@ class Record:
     since: float
 
 
-def _parse(document: Any) -> dict[str, Record]:
-    found = [Record(naming.canonical_image_id(snapshot_id), str(one['store']), str(one['host']),
-                    str(one['export']), Stage(one['stage']), float(one['since']))
-             for snapshot_id, one in document['snapshots'].items()]
-    return {record.snapshot_id: record for record in found}
-
-
 class Records:
-    """The records of this storage service.
+    """The records of this storage service; read once, and kept in memory.
 
-    :param path: of the file. A damaged one counts as empty: what is under way is found in the
-        stores as well, by its name there.
+    :raises DatabaseAway: if they cannot be read.
     """
 
-    def __init__(self, path: str):
-        self._path = path
-        self._lock = threading.Lock()  # guards the dictionary, and the file
-        self._records = savefile.read_table(
-            path, VERSION, _parse, 'snapshots that were under way are looked for in their stores')
+    def __init__(self, database: Database):
+        self._database = database
+        # Held over a transaction, so that the last one in the database is the last one here: see
+        # glance_bootcache/locks.py.
+        self._writing = threading.Lock()
+        self._lock = threading.Lock()  # guards the dictionary
+        self._records = {record.snapshot_id: record for record in database.read(
+            lambda connection: [_record(row) for row in connection.execute(
+                sa.select(*SnapshotRow.__table__.columns))])}
 
     def all(self) -> list[Record]:
         """Return all of them."""
@@ -81,24 +78,27 @@ class Records:
     def put(self, record: Record) -> None:
         """Write a record, in place of an earlier one of the same snapshot.
 
-        :raises OSError: if it cannot be written; nothing has changed then.
+        :raises DatabaseAway: if it cannot be written; nothing has changed here then.
         """
-        with self._lock:
-            self._write({**self._records, record.snapshot_id: record})
+        with self._writing:
+            self._database.write(lambda connection: upsert(connection, SnapshotRow, [
+                {**dataclasses.asdict(record), 'stage': record.stage.value}]))
+            with self._lock:
+                self._records[record.snapshot_id] = record
 
     def drop(self, snapshot_id: str) -> None:
         """Remove a record; there need not be one.
 
-        :raises OSError: as of ``put``.
+        :raises DatabaseAway: as of ``put``.
         """
-        with self._lock:
-            if snapshot_id in self._records:
-                self._write({key: record for key, record in self._records.items()
-                             if key != snapshot_id})
+        with self._writing:
+            if self.get(snapshot_id) is None:
+                return
+            self._database.write(lambda connection: delete(
+                connection, SnapshotRow, [{'snapshot_id': snapshot_id}]))
+            with self._lock:
+                del self._records[snapshot_id]
 
-    def _write(self, records: dict[str, Record]) -> None:
-        savefile.write_json(self._path, {'version': VERSION, 'snapshots': {
-            key: {'store': record.store, 'host': record.host, 'export': record.export,
-                  'stage': record.stage.value, 'since': record.since}
-            for key, record in records.items()}})
-        self._records = records
+
+def _record(row: Any) -> Record:
+    return Record(**{**row._asdict(), 'stage': Stage(row.stage)})

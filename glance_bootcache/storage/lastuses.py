@@ -4,46 +4,41 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
 
-from oslo_log import log as logging
+import sqlalchemy as sa
 
-from bootcache import savefile
 from bootcache.manifest import Manifest
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import ImageRow
+from glance_bootcache.db.writer import RowChanges
 
-LOG = logging.getLogger(__name__)
-
-VERSION = 1
-_SAVE_SECONDS = 60
-
-
-def _parse(document: Any) -> dict[str, float]:
-    last = {str(image_id): float(when) for image_id, when in document['last_used'].items()}
-    if not all(math.isfinite(when) and when >= 0 for when in last.values()):
-        raise ValueError('a time that is none')
-    return last
+_WRITE_SECONDS = 60
 
 
-class Usage:
-    """When each image's cache image was last used in the cloud, as a file.
+class LastUses:
+    """When each image's cache image was last used in the cloud; read once, and kept in memory.
 
-    :param path: of the file; a damaged one counts as empty.
+    :param clock: monotonic seconds.
+    :raises DatabaseAway: if they cannot be read.
     """
 
-    def __init__(self, path: str):
-        self._path = path
-        self._lock = threading.Lock()  # guards the dictionary and the two below it
-        self._last = savefile.read_table(path, VERSION, _parse, 'last uses count from now on')
-        # How often something changed, how many of these changes were written, and when.
-        self._changes, self._written, self._saved = 0, 0, -math.inf
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._lock = threading.Lock()  # guards what is below
+        self._last: dict[str, float] = {image_id: when for image_id, when in database.read(
+            lambda connection: connection.execute(
+                sa.select(ImageRow.image_id, ImageRow.last_used)).all())}
+        # Images of which the row is another one than that, or is to go.
+        self._changed: set[str] = set()
+        self._asked_at = -math.inf
 
-    def note(self, image_id: str, when: float) -> None:
-        """Note a use, in seconds since the epoch; an older one than is known changes nothing."""
+    def record(self, image_id: str, when: float) -> None:
+        """Record a use, in seconds since the epoch; an older one than is known changes nothing."""
         with self._lock:
             if when > self._last.get(image_id, -1):
                 self._last[image_id] = when
-                self._changes += 1
+                self._changed.add(image_id)
 
     def last(self, image_id: str) -> float | None:
         """Return when an image was last used, in seconds since the epoch; None if it never was."""
@@ -63,23 +58,33 @@ class Usage:
     def keep_only(self, image_ids: Collection[str]) -> None:
         """Drop what is known of all other images."""
         with self._lock:
-            kept = {key: when for key, when in self._last.items() if key in image_ids}
-            self._changes += len(self._last) - len(kept)
-            self._last = kept
+            gone = self._last.keys() - set(image_ids)
+            for image_id in gone:
+                del self._last[image_id]
+            self._changed |= gone
 
-    def save(self, at_once: bool = False) -> None:
-        """Write the file if something changed, and the last writing was a minute ago.
+    def changes(self, at_once: bool) -> RowChanges | None:
+        """Return what the writer has to write, once a minute.
 
         :param at_once: do not wait for the minute.
         """
+        now = self._clock()
         with self._lock:
-            now, changes = time.monotonic(), self._changes
-            if changes == self._written or (not at_once and now - self._saved < _SAVE_SECONDS):
-                return
-            document = {'version': VERSION, 'last_used': dict(self._last)}
-            self._saved = now
-        try:
-            savefile.write_json(self._path, document)
-            self._written = changes
-        except OSError as error:
-            LOG.warning('%s cannot be written: %s', self._path, error)
+            if not self._changed or (not at_once and now - self._asked_at < _WRITE_SECONDS):
+                return None
+            self._asked_at = now
+            uses = {image_id: self._last.get(image_id) for image_id in self._changed}
+
+        def written() -> None:
+            with self._lock:
+                self._changed -= {image_id for image_id, when in uses.items()
+                                  if self._last.get(image_id) == when}
+
+        return RowChanges(lambda connection: _write(connection, uses), written)
+
+
+def _write(connection: sa.Connection, uses: dict[str, float | None]) -> None:
+    delete(connection, ImageRow, [{'image_id': image_id} for image_id, when in uses.items()
+                                  if when is None])
+    upsert(connection, ImageRow, [{'image_id': image_id, 'last_used': when}
+                                  for image_id, when in uses.items() if when is not None])

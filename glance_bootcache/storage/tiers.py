@@ -24,7 +24,7 @@ from bootcache.tier import Eviction, Item, Medium
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.locks import ServiceRank
 from glance_bootcache.storage.exporters import Exporters
-from glance_bootcache.storage.lastuses import Usage
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
@@ -230,17 +230,19 @@ class StorageTiers:
     """The storage disk tier (``state_dir``) and the storage memory tier, if there is one.
 
     :param conf: configuration of the storage service, checked by ``check`` and ``check_tiers``.
+    :param last_uses: by which cache images are evicted.
     :raises ConfigurationError: if it was not.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporters):
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporters,
+                 last_uses: LastUses):
         group = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
         self._directory: str | None = group.storage_memory_directory
         self._disk = glance_conf.disk_limits(conf)
         self._memory = glance_conf.memory_limits(conf)
-        self._usage = Usage(os.path.join(group.state_dir, 'usage.json'))
+        self._last_uses = last_uses
         self._worker = futurist.ThreadPoolExecutor(max_workers=1)
         self._lock = OrderedLock(ServiceRank.TIERS, 'the tiers\' lock')  # guards what is below
         self._held: dict[str, MemoryCopy] = {}
@@ -261,7 +263,7 @@ class StorageTiers:
         :raises OSError: if the storage memory directory cannot be read.
         """
         present = list(manifests)
-        self._usage.keep_only({manifest.image_id for manifest in present})
+        self._last_uses.keep_only({manifest.image_id for manifest in present})
         with self._lock:
             leftovers = found(self._directory, present) if self._directory else []
             self._wanted.update({manifest.image_id: manifest for _path, manifest in leftovers
@@ -270,12 +272,11 @@ class StorageTiers:
                 manifest for manifest in present if manifest.made.cache_image is not None])
 
     def stop(self) -> None:
-        """Give up what is being copied and write the last uses down; the exporter serves on."""
+        """Give up what is being copied; the exporter serves on."""
         with self._lock:
             self._stopping = True
             self._wanted.clear()
         self._worker.shutdown(wait=True)
-        self._usage.save(at_once=True)
 
     def _take_over(self, leftovers: list[tuple[str, Manifest | None]],
                    manifests: list[Manifest]) -> None:
@@ -306,13 +307,12 @@ class StorageTiers:
         """
         # Compute hosts tell of uses, and what is noted has an end.
         if os.path.isdir(self._store.directory(image_id)):
-            self._usage.note(image_id, when)
+            self._last_uses.record(image_id, when)
 
-    def save_usage(self) -> None:
-        """Forget what is gone, and write the last uses to ``usage.json`` at most once a minute."""
+    def forget_gone(self) -> None:
+        """Forget files and last uses of images that are gone."""
         self._contents.forget_gone()
-        self._usage.keep_only({manifest.image_id for manifest in self._store.manifests()})
-        self._usage.save()
+        self._last_uses.keep_only({manifest.image_id for manifest in self._store.manifests()})
 
     def plan_disk(self, manifests: Iterable[Manifest], incoming: int = 0,
                   busy: Collection[str] = ()) -> Eviction:
@@ -334,7 +334,7 @@ class StorageTiers:
     def _item(self, manifest: Manifest, busy: bool) -> Item:
         # As it is now: it may have been pinned while it was copied, or since.
         current = self._store.load(manifest.image_id) or manifest
-        return Item(manifest.image_id, _cache_bytes(manifest), self._usage.last_of(manifest),
+        return Item(manifest.image_id, _cache_bytes(manifest), self._last_uses.last_of(manifest),
                     current.wished.pinned, busy)
 
     # Files on the disk.
@@ -548,7 +548,7 @@ class StorageTiers:
         with self._lock:
             room = tier.make_room(
                 [self._item(held.manifest,
-                            abs(time.time() - self._usage.last_of(held.manifest))
+                            abs(time.time() - self._last_uses.last_of(held.manifest))
                             < _FETCH_SECONDS)
                  for held in self._held.values()], self._memory, _cache_bytes(manifest))
         if not room.fits:

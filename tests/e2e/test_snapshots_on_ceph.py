@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from on_ceph import glance_in_ceph
 
+from tools.cloud import records
 from tools.cloud.bootcache import STORAGE_SERVICE
 from tools.cloud.rbdstore import SNAPSHOTS
 from tools.cloud.tenant import wait_until
@@ -79,8 +80,8 @@ def assert_same(ceph, tenant, server, snapshot):
 
 def nothing_is_left(ceph, cloud, *kept):
     wait_until(lambda: sorted(made(ceph)) == sorted(kept), 'the end of what was under way')
-    wait_until(lambda: not json.loads((cloud.state_directory / 'snapshots.json').read_text())
-               ['snapshots'], 'the end of the records')
+    wait_until(lambda: not records.snapshots_under_way(cloud.state_directory),
+               'the end of the records')
 
 
 def test_a_stopped_servers_snapshot(ceph, cloud, tenant, image, guest_bytes, compute_log):

@@ -4,16 +4,17 @@ what a snapshot has in common with its image is stored once."""
 import contextlib
 import glob
 import hashlib
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from on_files import PORTS, glance_on_xfs, restart
 
+from tools.cloud import records
 from tools.cloud.bootcache import STORAGE_SERVICE
 from tools.cloud.tenant import Log, wait_until
 from tools.reflinks import used
@@ -119,7 +120,7 @@ def nothing_is_left(place):
     def is_so():
         return not os.listdir(f'{place}/images/.bootcache') \
             and not os.listdir(f'{place}/state/snapshots') \
-            and not json.loads(open(f'{place}/state/snapshots.json').read())['snapshots']
+            and not records.snapshots_under_way(Path(place, 'state'))
 
     wait_until(is_so, 'the end of what was under way')
 

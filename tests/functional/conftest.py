@@ -30,6 +30,8 @@ from bootcache import locks, rpcapi
 from bootcache.connectors.starter import Starter
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import conf as db_conf
+from glance_bootcache.db import start
 from glance_bootcache.smallca import SmallCA
 from glance_bootcache.storage.exporters import Exporters
 from nova_bootcache import conf as nova_conf
@@ -107,11 +109,21 @@ def storage_conf(directory):
     conf = cfg.ConfigOpts()
     conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
     glance_conf.register_opts(conf)
+    db_conf.register_opts(conf)
     for name, value in {'state_dir': f'{directory}/state', 'run_dir': f'{directory}/run',
                         'export_port': free_port(), 'cluster_size': 4096,
                         'gateway_socket': f'{directory}/gateway/nbd'}.items():
         conf.set_override(name, value, bootcache_conf.GROUP)
     return conf
+
+
+@pytest.fixture
+def database(storage_conf):
+    """The storage service's default database."""
+    os.makedirs(storage_conf.bootcache.state_dir, exist_ok=True)
+    database = start.wait_for(storage_conf)
+    yield database
+    database.close()
 
 
 @pytest.fixture

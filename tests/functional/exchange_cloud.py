@@ -13,7 +13,9 @@ from bootcache import conf as bootcache_conf
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium, TierLimits
 from bootcache.workingset import Extent
+from glance_bootcache.db import start
 from glance_bootcache.exchange.offers import ExchangeOffers
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache import conf as nova_conf
@@ -45,7 +47,8 @@ class Cloud:
         for name, value in self.storage.options.items():
             if name.startswith('exchange_') and name != 'exchange_networks':
                 storage_conf.set_override(name, value, bootcache_conf.GROUP)
-        self.tiers = StorageTiers(storage_conf, self.store, node.exporter)
+        self.tiers = StorageTiers(storage_conf, self.store, node.exporter,
+                                  LastUses(start.wait_for(storage_conf)))
         # The first look says that nothing is known yet.
         until(lambda: self.tiers.check(node.manifest).name == 'RIGHT', 'the look at the file')
         service.offers = ExchangeOffers(storage_conf, self.store, self.tiers)

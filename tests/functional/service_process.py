@@ -2,15 +2,59 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 
+import nbd
 import pytest
 from command import SERVICE, command
 from functional_tools import free_port, until
 from keystone import PASSWORD, REGION, keystone
 
+from bootcache.manifest import Made, Manifest, Standing
+from glance_bootcache.storage.store import ImageStore
+
 PATIENCE = 90
+# Of the base that a test has the service serve.
+CONTENT = b'base' * 16384
+_IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+def lines(directory):
+    """What it said: warnings and errors, without stamp and name."""
+    with open(f'{directory}/log') as stream:
+        # The lowest version of oslo.log that is taken ends each line so.
+        text = stream.read().replace('\x1b[00m', '')
+    assert 'Traceback' not in text
+    return [re.sub(r'^\S+ \S+ \d+ (WARNING|ERROR) \S+ \[-\] ', '', line)
+            for line in text.splitlines() if ' INFO ' not in line and ' DEBUG ' not in line]
+
+
+def serves(directory):
+    """Whether it has said so."""
+    with open(f'{directory}/log') as stream:
+        return 'glance-bootcache serves' in stream.read()
+
+
+def known_base(directory):
+    """Have the service know a base that servers read; returns its export's name."""
+    with open(f'{directory}/base.img', 'wb') as stream:
+        stream.write(CONTENT)
+    ImageStore(f'{directory}/state').put(Manifest(_IMAGE, Standing.DONE, made=Made(
+        image_format='raw', virtual_bytes=len(CONTENT), base_path=f'{directory}/base.img',
+        base_export=f'base-{_IMAGE}')))
+    return f'base-{_IMAGE}'
+
+
+def served(port, export):
+    """Read all of a base as a server does."""
+    handle = nbd.NBD()
+    handle.set_export_name(export)
+    handle.connect_tcp('127.0.0.1', str(port))
+    content = handle.pread(len(CONTENT), 0)
+    handle.shutdown()
+    return content
 
 
 @pytest.fixture

@@ -18,8 +18,10 @@ from tiers_house import memory as memory  # a fixture
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
+from glance_bootcache.db import start
 from glance_bootcache.storage import exporter, exporters, serving
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -30,7 +32,8 @@ def test_what_is_made_is_served_to_nobody_before_it_is_asked_for(node, one, stor
                                                                   make_base):
     """Nor by the one of all hosts, where who has the certificate of any could list it."""
     store = ImageStore(storage_conf.bootcache.state_dir)
-    tiers = StorageTiers(storage_conf, store, node.exporter)
+    tiers = StorageTiers(storage_conf, store, node.exporter,
+                         LastUses(start.wait_for(storage_conf)))
     rebuilding = Rebuilding(types.SimpleNamespace(
         conf=storage_conf, store=store, exporter=node.exporter, tiers=tiers),
         make_base(f'{directory}/made', 4 * MIB, [(0, 4 * MIB, 'data')]))
@@ -107,7 +110,8 @@ def test_what_only_some_of_them_could_serve_from_memory_is_served_from_disk(
     path = shutil.copy(node.cache_path, store.path(IMAGE, node.manifest.made.cache_image.file))
     store.save(node.manifest)
     node.cache_path = path
-    tiers = StorageTiers(storage_conf, store, node.exporter)
+    tiers = StorageTiers(storage_conf, store, node.exporter,
+                         LastUses(start.wait_for(storage_conf)))
     one.asks(), other.asks()
     first, second = (node.exporter._of(host.certificate) for host in (one, other))
     with frozen(second._daemon.pid()):

@@ -21,6 +21,7 @@ from test_file_snapshots import glance, home, place, plain_glance  # noqa: F401
 from bootcache import conf as bootcache_conf
 from bootcache import qemuimg
 from bootcache.manifest import Made, Manifest, Standing
+from glance_bootcache.db import start
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.images import Images
 from glance_bootcache.snapshots.claims import Claims
@@ -111,7 +112,7 @@ class House:
         self.store = FileSnapshots(self.conf, self._registrars) if self._registrars \
             else tried(self.conf, self.glance)
         self.sending = Sending(self.conf, [self.store], self.exporters, self.directory)
-        self.records = Records(self.images.state_path('snapshots.json'))
+        self.records = Records(start.wait_for(self.conf))
         self.jobs = SnapshotJobs(self.conf, self.images, self.exporters, self.sending, self.claims,
                                  self.records, self.uploads, lambda: self.seconds)
 
@@ -285,7 +286,7 @@ def test_a_crash_leaves_nothing(house, glance, when, has_records):  # noqa: F811
         house.sending.finish(house.store, snapshot.snapshot_id, told['export'], LARGE,
                              lambda: None)
     if not has_records:
-        os.unlink(house.images.state_path('snapshots.json'))
+        house.records.drop(snapshot.snapshot_id)
     house.jobs.stop()
     house.restart()
     house.sending.rest(lambda: True)

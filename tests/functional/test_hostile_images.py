@@ -23,6 +23,7 @@ from oslo_config import cfg
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Standing
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import start
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
@@ -33,6 +34,7 @@ from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -96,12 +98,12 @@ class Service:
         self.store = ImageStore(conf.bootcache.state_dir)
         self.exporter = Exporters(conf, self.store.state_path('clients.json'))
         self.exporter.start()
-        self.tiers = StorageTiers(conf, self.store, self.exporter)
+        database = start.wait_for(conf)
+        self.tiers = StorageTiers(conf, self.store, self.exporter, LastUses(database))
         self.tiers.start([])
         self.manager = Manager(conf, self.store, self.glance, self.exporter, self.tiers,
-                               NoServers(), ReportedNeeds(self.store.state_path('needs.json')),
-                               Hosts(self.store, self.tiers,
-                                     Orders(self.store.state_path('orders.json'))))
+                               NoServers(), ReportedNeeds(database),
+                               Hosts(self.store, self.tiers, Orders(database)))
         self.events = ImageEvents(self.manager.consider, self.manager.forget,
                                   self.manager.fewer_see)
 

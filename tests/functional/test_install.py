@@ -79,7 +79,7 @@ def alone(built, tmp_path_factory):
     """An environment with nothing but what install.rst has on a storage node."""
     path = tmp_path_factory.mktemp('alone') / 'venv'
     assert (WHEELS / '.stamp').exists(), 'run tools/setup.sh: it downloads them'
-    environment(path, built[1], '--find-links', WHEELS)
+    environment(path, f'{built[1]}[storage]', '--find-links', WHEELS)
     links = re.findall(r'^ +(ln -sf /usr/lib/python3/\S+) /opt/bootcache/(.*)$', PAGE, re.M)
     assert len(links) == 2
     # As who upgrades does: a second time.

@@ -18,9 +18,11 @@ from bootcache import errorlog
 from bootcache.manifest import ImageState, Made, Manifest, Standing
 from bootcache.storagedaemon import UnixListener
 from bootcache.workingset import Extent
+from glance_bootcache.db import start
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.readerrors import ReadErrors
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache.storagenode import Remote
@@ -33,7 +35,8 @@ WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 2, 'timeout': 100, 'marker':
 def service(node, storage_conf):
     """What looks after the exporter; ``once`` is called by the test."""
     store = ImageStore(storage_conf.bootcache.state_dir)
-    tiers = StorageTiers(storage_conf, store, node.exporter)
+    tiers = StorageTiers(storage_conf, store, node.exporter,
+                         LastUses(start.wait_for(storage_conf)))
     jobs = Jobs(1, store.lock)
     errors = ReadErrors(store, node.exporter, tiers, jobs, CephBases(storage_conf))
     errors.store, errors.tiers = store, tiers

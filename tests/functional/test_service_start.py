@@ -7,36 +7,15 @@ import signal
 import subprocess
 
 import kombu
-import nbd
 import pytest
 from command import SERVICE, command
 from functional_tools import free_port, until
-from service_process import PATIENCE
+from service_process import CONTENT, PATIENCE, known_base, lines, served, serves
 from service_process import cloud as cloud  # a fixture
 from service_process import images as images  # likewise
 from service_process import service as service  # likewise
 
 from bootcache import rpcapi
-from bootcache.manifest import Made, Manifest, Standing
-from glance_bootcache.storage.store import ImageStore
-
-IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-
-
-def lines(directory):
-    """What it said: warnings and errors, without stamp and name."""
-    with open(f'{directory}/log') as stream:
-        # The lowest version of oslo.log that is taken ends each line so.
-        text = stream.read().replace('\x1b[00m', '')
-    assert 'Traceback' not in text
-    return [re.sub(r'^\S+ \S+ \d+ (WARNING|ERROR) \S+ \[-\] ', '', line)
-            for line in text.splitlines() if ' INFO ' not in line and ' DEBUG ' not in line]
-
-
-def serves(directory):
-    """Whether it has said so."""
-    with open(f'{directory}/log') as stream:
-        return 'glance-bootcache serves' in stream.read()
 
 
 @pytest.mark.parametrize('options, told', [
@@ -127,19 +106,10 @@ def test_a_queue_of_another_kind_ends_it(service, directory, rabbit, rabbitmqctl
     {'storage_memory_directory': '/no/such/tmpfs'}, {'default': {'transport_url': None}}], ids=str)
 def test_running_servers_are_served_whatever_else_is_wrong(service, directory, options):
     """The storage node was rebooted: there is no exporter, and servers wait for their base."""
-    port = free_port()
-    with open(f'{directory}/base.img', 'wb') as stream:
-        stream.write(b'base' * 16384)
-    ImageStore(f'{directory}/state').put(Manifest(IMAGE, Standing.DONE,
-        made=Made(image_format='raw', virtual_bytes=65536, base_path=f'{directory}/base.img',
-                  base_export=f'base-{IMAGE}')))
+    port, base = free_port(), known_base(directory)
     assert service(export_port=port, **options).wait(PATIENCE) == 1
     assert len(lines(directory)) == 1
-    handle = nbd.NBD()
-    handle.set_export_name(f'base-{IMAGE}')
-    handle.connect_tcp('127.0.0.1', str(port))
-    assert handle.pread(65536, 0) == b'base' * 16384
-    handle.shutdown()
+    assert served(port, base) == CONTENT
 
 
 def test_it_tells_its_version(directory):

@@ -15,6 +15,7 @@ from glance_rbd import MIB, obtained
 from test_snapshot_rbd import LARGE, assert_same, names, overlaid, snapshots  # noqa: F401
 
 from bootcache import conf as bootcache_conf
+from glance_bootcache.db import start
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.snapshots.sending import Sending
@@ -69,7 +70,7 @@ class House:
 
     def restart(self):
         self.sending = Sending(self.conf, [self._store], self._exporters, self.directory)
-        self.records = Records(self.images.state_path('snapshots.json'))
+        self.records = Records(start.wait_for(self.conf))
         self.jobs = SnapshotJobs(self.conf, self.images, self._exporters, self.sending, self.said,
                                  self.records, None, lambda: self.seconds)
 
@@ -172,7 +173,7 @@ def test_a_crash_of_the_service_leaves_nothing(house, when):
 def test_what_has_no_record_is_found_in_ceph(house):
     snapshot, _overlay = house.snapshot()
     snapshot.begin()
-    os.unlink(house.images.state_path('snapshots.json'))
+    house.records.drop(snapshot.snapshot_id)
     house.restart()
     house.sending.rest(lambda: True)
     until(lambda: house.jobs.once() or names(house.glance) == [], 'the end of the clone', 120)

@@ -14,7 +14,9 @@ from functional_tools import qemu_img, until
 
 from bootcache import cacheimage
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
+from glance_bootcache.db import start
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -41,7 +43,8 @@ class House:
         self.exporter.start()
         for manifest in manifests:
             self.exporter.ensure(manifest, self.disk_path(manifest))
-        self.tiers = StorageTiers(self.conf, self.store, self.exporter)
+        self.tiers = StorageTiers(self.conf, self.store, self.exporter,
+                                  LastUses(start.wait_for(self.conf)))
         self.tiers.start(manifests)
         self.settle()
 

@@ -16,6 +16,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import locks
 from bootcache.storagedaemon import StorageDaemon
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import conf as db_conf
 
 hypothesis.settings.register_profile('unit', deadline=None, max_examples=150, database=None)
 hypothesis.settings.load_profile('unit')
@@ -54,6 +55,7 @@ def storage_conf(tmp_path):
     conf = cfg.ConfigOpts()
     conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
     glance_conf.register_opts(conf)
+    db_conf.register_opts(conf)
     conf.set_override('state_dir', str(tmp_path / 'state'), bootcache_conf.GROUP)
     conf.set_override('run_dir', str(tmp_path / 'run'), bootcache_conf.GROUP)
     return conf

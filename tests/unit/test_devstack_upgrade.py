@@ -53,7 +53,7 @@ def test_the_package_is_replaced_and_its_services_start_with_what_they_had(grena
     kept = tmp_path / 'data' / 'bootcache' / 'images'
     kept.mkdir(parents=True)
     calls = grenade('upgrade.sh')
-    assert str(tmp_path / 'bootcache') in names(calls, 'pip_install')
+    assert f'{tmp_path}/bootcache[storage]' in names(calls, 'pip_install')
     restarted = ['devstack@bootcache-exchange.service', 'devstack@g-bootcache.service']
     # The release before had none: nothing is read by them.
     assert started(calls) == ['devstack@n-bootcache-connectors.service', *restarted]

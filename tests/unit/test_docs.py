@@ -17,6 +17,7 @@ from bootcache import exception, manifest, properties, rpcapi
 from bootcache.connectors import supervisor
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.deployment.checkpoint import Checkpoint, Network, SavedServer
 from glance_bootcache.filestore.journal import Entry
 from nova_bootcache import conf as nova_conf
@@ -58,7 +59,8 @@ def options_in(sample: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(('name', 'sources'), [
-    ('bootcache', [shared_conf, glance_conf]), ('nova-bootcache', [shared_conf, nova_conf])])
+    ('bootcache', [shared_conf, glance_conf, db_conf]),
+    ('nova-bootcache', [shared_conf, nova_conf])])
 def test_every_option_is_in_its_sample(name, sources):
     present = options_in((SAMPLES / f'{name}.conf.sample').read_text())
     for source in sources:
@@ -339,7 +341,8 @@ def test_pages_build_without_warnings(tmp_path, builder):
     assert done.returncode == 0, done.stderr
     if builder == 'man':
         assert {path.name for path in (tmp_path / 'out').glob('*.1')} \
-            == {'bootcache.1', 'glance-bootcache.1'}
+            == {f'{name}.1' for name in ('bootcache', 'glance-bootcache', 'bootcache-manage',
+                                         'bootcache-status')}
         page = (tmp_path / 'out' / 'bootcache.1').read_text().replace('\\-', '-')
         assert 'working-set plot' in page
     else:

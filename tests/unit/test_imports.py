@@ -126,7 +126,23 @@ def test_only_their_own_tests_use_the_benchmarks():
                 if where.startswith('bench/') and 'tests' in modules]
 
 
+@pytest.mark.parametrize('first', ['glance_bootcache.hook', 'glance_bootcache.filestore.driver',
+                                   'glance_bootcache.cli.main', 'nova_bootcache'])
+def test_glance_compute_hosts_and_the_command_need_no_database(first):
+    """``bootcache[storage]`` is for storage nodes."""
+    modules = {module_name(path): path for path in FILES}
+    reached, ahead = set(), [name for name in modules if name == first
+                             or name.startswith(f'{first}.')]
+    while ahead:
+        if (name := ahead.pop()) not in reached:
+            reached.add(name)
+            ahead += imported(modules[name], set(modules))
+    assert [name for name in sorted(reached) if imports(ast.parse(modules[name].read_text()))
+            & {'alembic', 'oslo_db', 'oslo_upgradecheck', 'sqlalchemy'}] == []
+
+
 @pytest.mark.parametrize('module', ['glance_bootcache.cli.service', 'glance_bootcache.cli.main',
+                                    'glance_bootcache.cli.manage', 'glance_bootcache.cli.status',
                                     'glance_bootcache.hook', 'nova_bootcache.novadriver.driver',
                                     'nova_bootcache.scheduler.filters',
                                     'nova_bootcache.scheduler.weights'])

@@ -17,9 +17,12 @@ PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
 # Names of modules, where the distribution has another one.
 DISTRIBUTIONS = {'glanceclient': 'python-glanceclient', 'novaclient': 'python-novaclient',
                  'qemu': 'qemu.qmp'}
+# What the extra ``storage`` has: for the storage service, and nothing else.
+STORAGE = {'alembic', 'oslo_db', 'oslo_upgradecheck', 'sqlalchemy'}
 # Not required: the services beside which it is installed, Debian's bindings (install.rst says where
 # they come from), and extras.
-ELSEWHERE = {'nova', 'glance', 'glance_store', 'nbd', 'libvirt', 'matplotlib', 'libtorrent'}
+ELSEWHERE = {'nova', 'glance', 'glance_store', 'nbd', 'libvirt', 'matplotlib', 'libtorrent',
+             *STORAGE}
 
 
 def imported(packages=PACKAGES):
@@ -46,6 +49,12 @@ def distribution(module):
 
 def test_what_is_imported_is_required_and_nothing_else():
     assert sorted(map(distribution, imported())) == required()
+
+
+def test_the_storage_extra_is_what_the_database_imports():
+    extras = tomllib.loads((TOP / 'pyproject.toml').read_text())['project']['optional-dependencies']
+    assert {Requirement(line).name.lower() for line in extras['storage']} == {
+        distribution(module) for module in STORAGE}
 
 
 def normal(name):

@@ -140,6 +140,11 @@ def statistics(layout: Layout, host: Host) -> dict[str, str]:
     return dict(json.loads(found[0] or "{}")) if found else {}
 
 
+def snapshots_under_way(state: Path) -> bool:
+    """Whether the storage service that has this state directory has rows of snapshots."""
+    return bool(_query(state / "bootcache.sqlite", "SELECT snapshot_id FROM snapshots"))
+
+
 def _stamp(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S")
 

@@ -1,4 +1,4 @@
-"""The lowest versions that requirements.txt names, for pip. Run by tools/matrix.sh."""
+"""The lowest versions that a storage node's requirements name, for pip. Run by tools/matrix.sh."""
 
 import pathlib
 import sys

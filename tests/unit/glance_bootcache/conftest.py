@@ -1,15 +1,22 @@
 """A manager among stand-ins; see fakes_manager.py for what they stand for."""
 
 import contextlib
+import os
+import shutil
 import types
 
 import fakes_manager
 import pytest
 from fakes_clock import Clock
 from fakes_rpc import Sender
+from oslo_config import cfg
 
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
+from glance_bootcache.db import conf as db_conf
+from glance_bootcache.db import schema
+from glance_bootcache.db.engine import Database
+from glance_bootcache.db.writer import Writer
 from glance_bootcache.door.doorkeeper import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.glance.listener import ImageEvents
@@ -53,8 +60,32 @@ def no_qemu(monkeypatch):
     return controls
 
 
+@pytest.fixture(scope='session')
+def empty_database(tmp_path_factory):
+    """The file of a database with tables and no rows."""
+    conf = cfg.ConfigOpts()
+    conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+    db_conf.register_opts(conf)
+    path = tmp_path_factory.mktemp('database') / 'empty.sqlite'
+    conf.set_override('connection', f'sqlite:///{path}', db_conf.GROUP)
+    made = Database(conf)
+    schema.sync(made)
+    made.close()
+    return path
+
+
 @pytest.fixture
-def house(storage_conf, no_qemu):
+def database(storage_conf, empty_database):
+    """The storage service's default database."""
+    os.makedirs(storage_conf.bootcache.state_dir, exist_ok=True)
+    shutil.copy(empty_database, db_conf.default_file(storage_conf))
+    database = Database(storage_conf)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def house(storage_conf, no_qemu, database):
     """A manager with its neighbours; ``restart`` makes another one on the same state.
 
     A deletion is believed at once, and a final state shown, unless a test says otherwise.
@@ -70,9 +101,9 @@ def house(storage_conf, no_qemu):
         house.tiers = fakes_manager.FakeTiers(house.exporter, house.store)
 
         def restart():
-            house.needs = ReportedNeeds(house.store.state_path('needs.json'))
-            house.table = Hosts(house.store, house.tiers,
-                                Orders(house.store.state_path('orders.json')), house.seconds)
+            house.needs, house.orders = ReportedNeeds(database), Orders(database)
+            house.writer = Writer(database, [house.needs.changes, house.orders.changes])
+            house.table = Hosts(house.store, house.tiers, house.orders, house.seconds)
             house.manager = Manager(storage_conf, house.store, house.images, house.exporter,
                                     house.tiers, house.boots, house.needs, house.table)
             house.manager.missing._clock = house.seconds

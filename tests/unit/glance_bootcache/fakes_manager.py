@@ -256,8 +256,8 @@ class FakeTiers:
     def stop(self):
         """As StorageTiers.stop."""
 
-    def save_usage(self):
-        """As StorageTiers.save_usage."""
+    def forget_gone(self):
+        """As StorageTiers.forget_gone."""
 
     def forget(self, image_id):
         """As StorageTiers.forget."""

@@ -10,6 +10,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -53,13 +54,6 @@ class FakeExporter:
         self.places[manifest.image_id] = path
 
 
-# Last uses.
-
-@pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / 'usage.json')
-
-
 # Tiers.
 
 @pytest.fixture
@@ -68,7 +62,7 @@ def exporter():
 
 
 @pytest.fixture
-def tiers(storage_conf, exporter, tmp_path):
+def tiers(storage_conf, exporter, database, tmp_path):
     """Tiers of 2 and 4 MiB; "memory" is any directory here."""
     (tmp_path / 'memory').mkdir()
     for name, value in {'default_quota': '1MiB', 'max_quota': '4MiB', 'storage_disk_quota': '4MiB',
@@ -79,7 +73,7 @@ def tiers(storage_conf, exporter, tmp_path):
     store = ImageStore(storage_conf.bootcache.state_dir)
     for image_id in (ONE, TWO, THREE):
         os.makedirs(store.directory(image_id))
-    tiers = StorageTiers(storage_conf, store, exporter)
+    tiers = StorageTiers(storage_conf, store, exporter, LastUses(database))
     yield tiers
     tiers._stopping = True
     tiers._worker.shutdown(wait=False)

@@ -10,15 +10,16 @@ import threading
 import pytest
 
 from bootcache import cacheimage, exception
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import Content, StorageTiers
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 
 @pytest.fixture
-def ready(house, storage_conf):
+def ready(house, storage_conf, database):
     """An image that is ready; nothing has looked at its cache image's file yet."""
-    house.tiers = StorageTiers(storage_conf, house.store, house.exporter)
+    house.tiers = StorageTiers(storage_conf, house.store, house.exporter, LastUses(database))
     house.restart()
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
@@ -60,9 +61,10 @@ def is_whole(house):
     return True
 
 
-def test_a_whole_file_is_read_once(ready, monkeypatch, storage_conf):
+def test_a_whole_file_is_read_once(ready, monkeypatch, storage_conf, database):
     # What was built by the same process is known.
-    ready.tiers = StorageTiers(storage_conf, ready.store, ready.exporter)
+    ready.tiers = StorageTiers(
+        storage_conf, ready.store, ready.exporter, LastUses(database))
     ready.restart()
     looks, verify = [], cacheimage.verify
     monkeypatch.setattr(cacheimage, 'verify', lambda *a: looks.append(1) or verify(*a))
@@ -164,7 +166,7 @@ def test_a_file_that_was_replaced_meanwhile_is_not_damaged(ready, caplog):
     assert plan(ready)['action'] == 'cache'
 
 
-def test_a_new_service_reads_it_anew(ready, storage_conf):
+def test_a_new_service_reads_it_anew(ready, storage_conf, database):
     plan(ready)
     before = os.stat(path(ready))
     damage(ready, 'flipped')
@@ -172,7 +174,8 @@ def test_a_new_service_reads_it_anew(ready, storage_conf):
     os.utime(path(ready), ns=(before.st_atime_ns, before.st_mtime_ns))
     for _ in range(2):
         assert plan(ready)['action'] == 'cache', 'nobody reads it each time'
-    again = StorageTiers(storage_conf, ready.store, ready.exporter)
+    again = StorageTiers(
+        storage_conf, ready.store, ready.exporter, LastUses(database))
     again.check(ready.store.load(IMAGE))
     again._worker.shutdown(wait=True)
     assert again.is_damaged(ready.store.load(IMAGE))
@@ -204,10 +207,11 @@ def test_a_file_that_somebody_wrote_to_is_read_anew(ready):
     assert plan(ready)['action'] == 'cold'
 
 
-def test_servers_read_from_what_arrives_once_all_of_it_was_read_here(ready, storage_conf):
+def test_servers_read_from_what_arrives_once_all_of_it_was_read_here(ready, storage_conf, database):
     """The host looks at it when all of it has come: what servers read before is to be right."""
     assert plan(ready)['verified'] is True
-    again = ready.tiers = StorageTiers(storage_conf, ready.store, ready.exporter)
+    again = ready.tiers = StorageTiers(
+        storage_conf, ready.store, ready.exporter, LastUses(database))
     ready.restart()
     gate = threading.Event()
     again._worker.submit(gate.wait)

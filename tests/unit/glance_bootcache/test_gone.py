@@ -3,28 +3,32 @@
 The tiers are real, without a memory tier; the neighbours are stand-ins, see test_manager.py.
 """
 
-import json
 import os
 
 import pytest
+from fakes_database import locked
 
 from bootcache.manifest import CacheInfo
+from glance_bootcache.db.writer import Writer
+from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.storage import tiers as storage_contents
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import Content, KnownContents, StorageTiers
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(3)]
 
 
 @pytest.fixture
-def tiers(house, storage_conf):
-    house.tiers = StorageTiers(storage_conf, house.store, house.exporter)
+def tiers(house, storage_conf, database):
+    house.tiers = StorageTiers(storage_conf, house.store, house.exporter, LastUses(database))
     house.restart()
     yield house.tiers
     house.tiers._stopping = True
     house.tiers._worker.shutdown(wait=False)
 
 
-def test_uses_and_contents_of_deleted_images_are_forgotten_while_the_service_runs(house, tiers):
+def test_uses_and_contents_of_deleted_images_are_forgotten_while_the_service_runs(house, tiers,
+                                                                                 database):
     for image in IMAGES:
         house.images.put(image)
         house.manager.consider(image)
@@ -32,18 +36,17 @@ def test_uses_and_contents_of_deleted_images_are_forgotten_while_the_service_run
         house.hosts.plan_boot(image, 'host', 'server', None)
     house.upkeep.once()
     kept = house.store.load(IMAGES[0]).made.cache_image
-    assert set(tiers._usage._last) == set(IMAGES) and len(tiers._contents._right) == 3
+    assert set(tiers._last_uses._last) == set(IMAGES) and len(tiers._contents._right) == 3
     for image in IMAGES[1:]:
         del house.images.images[image]
         house.manager.forget(image)
     house.settle()
     house.upkeep.once()
-    assert set(tiers._usage._last) == {IMAGES[0]}
+    assert set(tiers._last_uses._last) == {IMAGES[0]}
     assert set(tiers._contents._right) == {kept}
     assert tiers.check(house.store.load(IMAGES[0])) is Content.RIGHT, 'it is known as before'
-    tiers._usage.save(at_once=True)
-    with open(house.store.state_path('usage.json')) as stream:
-        assert set(json.load(stream)['last_used']) == {IMAGES[0]}
+    Writer(database, [tiers._last_uses.changes]).write(at_once=True)
+    assert set(LastUses(database)._last) == {IMAGES[0]}
 
 
 def test_a_file_that_is_about_to_be_read_is_not_read_twice(tmp_path):
@@ -57,3 +60,18 @@ def test_a_file_that_is_about_to_be_read_is_not_read_twice(tmp_path):
     os.unlink(path)
     known.forget_gone()
     assert known._right == {}
+
+
+def test_an_image_is_not_forgotten_before_hosts_can_be_told(house, database):
+    """That they are to let go of it is a row: without it, hosts that are down would keep it."""
+    house.images.put(IMAGES[0])
+    house.manager.consider(IMAGES[0])
+    house.settle()
+    del house.images.images[IMAGES[0]]
+    with locked(database):
+        house.manager.forget(IMAGES[0])
+        house.settle()
+        assert house.store.load(IMAGES[0]) is not None
+        assert 'locked' in house.operators.get_image(IMAGES[0])['kept_for'][0]
+    house.manager.retiring.retry()
+    assert house.store.load(IMAGES[0]) is None and Orders(database).is_for_all(IMAGES[0])

@@ -5,10 +5,12 @@ import time
 import types
 
 import pytest
+from fakes_database import locked
 from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
 
 from bootcache import exception
 from bootcache.manifest import Manifest, Standing
+from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts import holdings, orders
 from glance_bootcache.hosts.orders import Orders
 
@@ -72,7 +74,7 @@ def test_what_a_host_tells_of_its_certificates(told, known):
 @pytest.mark.parametrize('speaks_tls', [True, False])
 def test_a_host_without_certificates_is_told_of_as_it_begins(house, caplog, speaks_tls):
     table = holdings.Hosts(house.store, house.tiers,
-                           Orders(house.store.state_path('orders.json')), house.seconds,
+                           house.orders, house.seconds,
                            speaks_tls=speaks_tls)
     none = {'images': {}, 'quotas': {}, 'rpc': '1.15', 'certificates_end': None}
     for host, report in [
@@ -257,43 +259,59 @@ def test_a_restart_does_not_lose_an_order(house):
         assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
         assert [entry['leaving'] for entry in house.table.holders(IMAGE)] == [True]
     house.table.report('one', holding())
+    assert house.table.report('one', holding(IMAGE))['drop'] == []
+    house.writer.write()
     house.restart()
     assert house.table.report('one', holding(IMAGE))['drop'] == []
 
 
-def test_orders_have_an_end(house, monkeypatch):
-    path = house.store.state_path('orders.json')
-    known = Orders(path)
+def test_orders_have_an_end(database, monkeypatch):
+    known = Orders(database)
     monkeypatch.setattr(orders, 'time', types.SimpleNamespace(time=lambda: 1e9))
     known.add(IMAGE, ['gone', 'one'])
     monkeypatch.setattr(orders, 'time', types.SimpleNamespace(time=lambda: 1e9 + 91 * 86400))
     known.add(IMAGE, ['one'])
-    assert Orders(path).of('gone') == frozenset() and Orders(path).of('one') == {IMAGE}
+    Writer(database, [known.changes]).write()
+    again = Orders(database)
+    assert again.of('gone') == frozenset() and again.of('one') == {IMAGE}
     monkeypatch.setattr(orders, '_MOST_ORDERS', 2)
     known.add(OTHER, ['one'])
     with pytest.raises(exception.RequestRefused, match='2 orders'):
         known.add(OTHER, ['two'])
-    assert Orders(path).of('two') == frozenset() and Orders(path).of('one') == {IMAGE, OTHER}
+    again = Orders(database)
+    assert again.of('two') == frozenset() and again.of('one') == {IMAGE, OTHER}
 
 
-@pytest.mark.parametrize('text', [
-    '', '[]', '{}', '{"version": 2, "orders": {}}', '{"version": 1, "orders": []}',
-    '{"version": 1, "orders": {"one": []}}', '{"version": 1, "orders": {"one": {"x": null}}}',
-    '{"version": 1, "orders": {"one": {"x": NaN}}}'])
-def test_damaged_orders_are_none(house, text, caplog):
-    path = house.store.state_path('orders.json')
-    with open(path, 'w') as stream:
-        stream.write(text)
-    known = Orders(path)
-    assert known.of('one') == frozenset() and path in caplog.text
+def test_of_orders_to_all_hosts_the_latest_are_kept(database, monkeypatch):
+    known = Orders(database)
+    monkeypatch.setattr(orders, '_MOST_FOR_ALL', 2)
+    images = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(3)]
+    for when, image in enumerate(images):
+        monkeypatch.setattr(orders, 'time', types.SimpleNamespace(time=lambda when=when: when))
+        known.add_for_all(image)
+    Writer(database, [known.changes]).write()
+    assert [Orders(database).is_for_all(image) for image in images] == [False, True, True]
+
+
+def test_an_order_that_is_given_anew_stays_when_the_followed_one_goes(database):
+    known = Orders(database)
     known.add(IMAGE, ['one'])
-    assert Orders(path).of('one') == {IMAGE}
-
-
-def test_orders_that_cannot_be_written_hold_as_long_as_the_process(house, caplog):
-    known = Orders(house.store.state_path('nowhere/orders.json'))
+    known.settle('one', [])
+    changes = known.changes(True)
     known.add(IMAGE, ['one'])
-    assert known.of('one') == {IMAGE} and 'cannot be written' in caplog.text
+    database.write(changes.write)
+    assert Orders(database).of('one') == {IMAGE}
+
+
+def test_an_order_that_cannot_be_written_is_refused(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    with locked(house.orders._database):
+        with pytest.raises(exception.DatabaseAway, match=r'bootcache\.sqlite.*locked'):
+            house.table.order_eviction(IMAGE, ['one'])
+        assert house.orders.of('one') == frozenset()
+    house.table.order_eviction(IMAGE, ['one'])
+    assert house.orders.of('one') == {IMAGE}
 
 
 # Servers that depend on bootcache.

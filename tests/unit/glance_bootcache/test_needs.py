@@ -1,12 +1,13 @@
 """Which bases are served: those that hosts need, also over restarts, and what is asked for."""
 
-import json
+import sqlite3
 
 import pytest
 from fakes_clock import Clock
 
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
+from glance_bootcache.db.writer import Writer
 from glance_bootcache.door import arguments
 from glance_bootcache.hosts import reportedneeds
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
@@ -22,16 +23,24 @@ def clock():
 
 
 @pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / 'needs.json')
+def known(database, clock):
+    return ReportedNeeds(database, clock)
+
+
+@pytest.fixture
+def restarted(database, clock):
+    """Writes what there is to write, and starts anew."""
+    def restart(known):
+        Writer(database, [known.changes]).write()
+        return ReportedNeeds(database, clock)
+    return restart
 
 
 def report(*images):
     return {'images': {}, 'needs': list(images), 'quotas': {}}
 
 
-def test_what_a_host_said_last_counts(path, clock):
-    known = ReportedNeeds(path, clock, clock)
+def test_what_a_host_said_last_counts(known):
     assert not known.needed(IMAGE)
     known.note('one', report(IMAGE.upper(), 'no image', None, 5))
     known.note('two', report())
@@ -43,16 +52,14 @@ def test_what_a_host_said_last_counts(path, clock):
 
 
 @pytest.mark.parametrize('told', [{'images': {}}, {'needs': 'all'}, {'needs': {IMAGE: 1}}, 'x'])
-def test_a_host_that_does_not_tell_may_need_anything(path, clock, told):
-    known = ReportedNeeds(path, clock, clock)
+def test_a_host_that_does_not_tell_may_need_anything(known, told):
     known.note('old', told)
     assert known.needed(IMAGE) and known.needed(OTHER)
     known.note('old', report())
     assert not known.needed(IMAGE)
 
 
-def test_a_host_that_is_not_heard_of_for_a_day_reads_nothing(path, clock):
-    known = ReportedNeeds(path, clock, clock)
+def test_a_host_that_is_not_heard_of_for_a_day_reads_nothing(known, clock):
     known.note('one', report(IMAGE))
     clock.now += DAY
     assert known.needed(IMAGE)
@@ -60,16 +67,15 @@ def test_a_host_that_is_not_heard_of_for_a_day_reads_nothing(path, clock):
     assert not known.needed(IMAGE)
 
 
-def test_what_it_has_named_stays_until_it_says_something_else(path, clock, monkeypatch):
+def test_what_it_has_named_stays_until_it_says_something_else(known, restarted, clock, monkeypatch):
     """Its cell may be down: then Nova does not list its servers either."""
     monkeypatch.setattr(reportedneeds, 'MOST_HOSTS', 3)
-    known = ReportedNeeds(path, clock, clock)
     known.note('one', report(IMAGE))
     known.note('gone', report())
-    for _day in range(9):
-        clock.now += DAY
-        known.save()
-        known = ReportedNeeds(path, clock, clock)
+    for _day in range(3):
+        clock.now += DAY + 1
+        known.forget_silent()
+        known = restarted(known)
     assert known.hosts(IMAGE) == ['one'] and known.hosts(OTHER) == []
     assert set(known._hosts) == {'one'}, 'one that needs nothing is forgotten'
     # Nor is it for names that somebody makes up.
@@ -82,97 +88,110 @@ def test_what_it_has_named_stays_until_it_says_something_else(path, clock, monke
     assert known.hosts(IMAGE) == [] and known.hosts(OTHER) == ['one']
 
 
-def test_a_restart_forgets_nothing(path, clock):
+def test_a_restart_forgets_nothing(known, restarted):
     """A host whose gateway is cut off reconnects, maybe before it can say anything."""
-    known = ReportedNeeds(path, clock, clock)
     known.note('one', report(IMAGE))
     known.note('old', {'images': {}})
-    known.save()
-    again = ReportedNeeds(path, clock, clock)
+    again = restarted(known)
     assert again.needed(IMAGE) and again.needed(OTHER)
     again.note('old', report())
     assert again.needed(IMAGE) and not again.needed(OTHER)
+    again = restarted(again)
+    assert again.hosts(IMAGE) == ['one'] and not again.needed(OTHER)
 
 
-def test_a_host_that_says_nothing_new_is_remembered_for_a_day_from_then(path, clock):
-    known = ReportedNeeds(path, clock, clock)
-    known.note('one', report(IMAGE))
-    known.save()
-    for _hour in range(40):
-        clock.now += 3600
-        known.note('one', None)
-        known.save()
-    assert ReportedNeeds(path, clock, clock).needed(IMAGE)
-
-
-def test_a_standstill_of_the_service_does_not_count_towards_a_hosts_day(path, clock):
+def test_a_standstill_of_the_service_does_not_count_towards_a_hosts_day(known, restarted, clock):
     """Both sides may be off for a week: a base whose servers are soft-deleted, of which Nova does
     not tell, stays until the host that keeps them has had its day."""
-    known = ReportedNeeds(path, clock, clock)
-    known.note('two', report(OTHER))
-    clock.now += DAY / 2
     known.note('one', report(IMAGE))
-    known.save()
     clock.now += 7 * DAY
-    again = ReportedNeeds(path, clock, clock)
-    assert again.hosts(IMAGE) and again.needed(IMAGE) and again.needed(OTHER)
-    clock.now += DAY / 2 + 1
-    assert again.needed(IMAGE) and not again.needed(OTHER)
-    clock.now += DAY / 2
-    assert not again.needed(IMAGE)
+    again = restarted(known)
+    assert again.hosts(IMAGE) == ['one'] and again.needed(IMAGE)
+    clock.now += DAY + 1
+    assert not again.needed(IMAGE) and again.hosts(IMAGE) == ['one']
 
 
-def test_a_clock_that_is_set_ages_no_host(path, clock):
-    """As that of a machine that comes up without one that runs on."""
-    wall = Clock()
-    wall.now = 0.0
-    known = ReportedNeeds(path, clock, wall)
+def test_a_report_that_says_nothing_new_writes_nothing(known, restarted, clock):
     known.note('one', report(IMAGE))
-    known.save()
-    wall.now = 1e9
-    assert known.needed(IMAGE)
-    known.note('one', report(IMAGE, OTHER))
-    known.save()
-    clock.now, wall.now = 5.0, 0.0
-    again = ReportedNeeds(path, clock, wall)
-    clock.now += DAY
-    assert again.needed(IMAGE)
-    clock.now += 1
-    assert not again.needed(IMAGE)
+    known = restarted(known)
+    for told in (None, report(IMAGE), report(IMAGE.upper())):
+        clock.now += 60
+        known.note('one', told)
+        assert known.changes(True) is None
 
 
-def test_it_is_written_when_something_changed(path, clock):
-    known = ReportedNeeds(path, clock, clock)
-    known.save()
+def test_what_changes_is_written_and_nothing_else(known, database):
+    """Of what 50 images a host has, one row comes and one goes."""
+    many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(50)]
+    writer = Writer(database, [known.changes])
+    for host in 'one', 'two':
+        known.note(host, report(*many))
+    writer.write()
+    file = sqlite3.connect(database.file)
+    file.execute('CREATE TABLE told (what TEXT)')
+    for what in 'INSERT', 'UPDATE', 'DELETE':
+        file.execute(f'CREATE TRIGGER told_{what} AFTER {what} ON host_images BEGIN'
+                     f" INSERT INTO told VALUES ('{what}'); END")
+    file.commit()
+    known.note('one', report(*many[1:], IMAGE))
+    writer.write()
+    assert sorted(file.execute('SELECT what FROM told')) == [('DELETE',), ('INSERT',)]
+    file.close()
+
+
+def test_a_cloud_that_reports_for_the_first_time_holds_up_no_other_writer(known, database,
+                                                                         monkeypatch):
+    monkeypatch.setattr(reportedneeds, '_MOST_WRITTEN', 2)
+    for number in range(5):
+        known.note(f'host-{number}', report(IMAGE))
+    writer, found = Writer(database, [known.changes]), []
+    for _second in range(4):
+        writer.write()
+        found.append(len(ReportedNeeds(database).hosts(IMAGE)))
+    assert found == [2, 4, 5, 5]
+
+
+def test_what_was_maybe_written_is_written_as_a_whole(known, restarted, database):
+    """The answer to a commit can be lost: the rows may be those of before, or of after."""
     known.note('one', report(IMAGE))
-    known.save()
-    with open(path) as stream:
-        assert json.load(stream) == {'version': 1, 'written': 1e9, 'hosts': {
-            'one': {'seen': 1e9, 'images': [IMAGE]}}}
-    with open(path, 'w') as stream:
-        stream.write('as it was')
-    clock.now += 60
-    known.note('one', None)
-    known.save()
-    with open(path) as stream:
-        assert stream.read() == 'as it was'
+    known = restarted(known)
+    for is_written in False, True:
+        known.note('one', report(OTHER))
+        changes = known.changes(True)
+        if is_written:
+            database.write(changes.write)
+        known.note('one', report(IMAGE))
+        known = restarted(known)
+        assert known.hosts(IMAGE) == ['one'] and known.hosts(OTHER) == []
 
 
-@pytest.mark.parametrize('content', ['', '{}', '[]', '{"version": 2, "hosts": {}}',
-                                     '{"version": 1, "hosts": {"one": 5}}',
-                                     '{"version": 1, "hosts": {"one": {"seen": "x"}}}',
-                                     '{"version": 1, "hosts": {"one": {"seen": NaN,'
-                                     ' "images": null}}}',
-                                     '{"version": 1, "written": "x", "hosts": {}}'])
-def test_a_damaged_file_counts_as_empty(path, clock, content):
-    with open(path, 'w') as stream:
-        stream.write(content)
-    assert not ReportedNeeds(path, clock, clock).needed(IMAGE)
+def test_a_host_that_is_forgotten_has_no_rows(known, restarted, clock, database):
+    known.note('one', report())
+    known.note('two', report(IMAGE))
+    known = restarted(known)
+    clock.now += DAY + 1
+    known.note('two', report())
+    known.forget_silent()
+    assert set(restarted(known)._hosts) == {'two'}
+    file = sqlite3.connect(database.file)
+    assert file.execute('SELECT name FROM hosts').fetchall() == [('two',)]
+    assert file.execute('SELECT * FROM host_images').fetchall() == []
+    file.close()
 
 
-def test_a_host_that_lies_cannot_fill_the_memory(path, clock, monkeypatch):
+def test_images_are_found_without_a_look_at_each_host(known):
+    """Upkeep asks for each image each half a minute, and there may be 10,000 hosts."""
+    for number in range(20):
+        known.note(f'host-{number}', report(f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'))
+    assert {image: len(hosts) for image, hosts in known._by_image.items()} == {
+        f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f': 1 for number in range(20)}
+    for number in range(20):
+        known.note(f'host-{number}', report())
+    assert known._by_image == {} and known._named == 0
+
+
+def test_a_host_that_lies_cannot_fill_the_memory(known, clock, monkeypatch):
     monkeypatch.setattr(reportedneeds, 'MOST_HOSTS', 3)
-    known = ReportedNeeds(path, clock, clock)
     for number in range(10):
         clock.now += 1
         known.note(f'host-{number}', report(IMAGE))
@@ -184,17 +203,16 @@ def test_a_host_that_lies_cannot_fill_the_memory(path, clock, monkeypatch):
     assert reportedneeds.parse(many, refused.append) is None and refused[0].field == 'report.needs'
 
 
-def test_of_a_host_that_had_to_be_forgotten_any_base_may_be_needed(path, clock, monkeypatch):
+def test_of_a_host_that_had_to_be_forgotten_any_base_may_be_needed(known, restarted, clock,
+                                                                   monkeypatch):
     """Its servers read, whatever names somebody makes up in its place."""
     monkeypatch.setattr(reportedneeds, 'MOST_HOSTS', 3)
-    known = ReportedNeeds(path, clock, clock)
     known.note('honest', report(IMAGE))
     for number in range(10):
         clock.now += 1
         known.note(f'made-up-{number}', report())
     assert known.hosts(IMAGE) and known.needed(IMAGE)
-    known.save()
-    again = ReportedNeeds(path, clock, clock)
+    again = restarted(known)
     assert again.hosts(IMAGE) == ['(other hosts)']
     clock.now += 86401
     for number in range(3):
@@ -202,22 +220,20 @@ def test_of_a_host_that_had_to_be_forgotten_any_base_may_be_needed(path, clock, 
     assert not again.hosts(IMAGE)
 
 
-def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatch):
+def test_hosts_that_lie_cannot_fill_it_with_names_either(known, restarted, monkeypatch):
     """Whoever names the most needs anything from then on; what others name counts as well."""
     monkeypatch.setattr(reportedneeds, '_MOST_NAMED', 25)
-    known = ReportedNeeds(path, clock, clock)
     known.note('honest', report(IMAGE))
     for number in range(10):
         known.note(f'host-{number}', report(*(
             f'{number:04x}{image:04x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for image in range(20))))
-    assert sum(len(host.images or ()) for host in known._hosts.values()) <= 25
+    assert known._named <= 25
     assert known.hosts(IMAGE) and known.needed(OTHER)
     # Whose list was too long may be honest: no base goes that it has named.
     kept = known.hosts(OTHER)
     assert kept and all(name.startswith('host-') for name in kept)
     known.note(kept[0], None)
-    known.save()
-    assert ReportedNeeds(path, clock, clock).hosts(OTHER) == kept
+    assert restarted(known).hosts(OTHER) == kept
 
 
 # Upkeep.
@@ -232,7 +248,7 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
     house.endpoints.report_holdings({}, 'one', report(IMAGE))
     house.upkeep.keep_needed()
     assert set(house.exporter.serving) == {IMAGE} and house.exporter.idle == [OTHER]
-    house.needs.save()
+    house.writer.write()
     house.restart()
     house.exporter.serving.clear()
     house.upkeep.keep_needed()
@@ -240,18 +256,6 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
     house.endpoints.report_holdings({}, 'one', report())
     house.upkeep.keep_needed()
     assert house.exporter.serving == {}
-
-
-def test_what_hosts_need_is_written_also_while_the_exporter_does_not_answer(house, monkeypatch):
-    def away(image_id, idle):
-        raise exception.StorageDaemonError('exporter: no answer')
-
-    base(house, OTHER)
-    monkeypatch.setattr(house.exporter, 'withdraw_idle', away)
-    house.endpoints.report_holdings({}, 'one', report(IMAGE))
-    house.upkeep.once()
-    house.restart()
-    assert house.needs.hosts(IMAGE) == ['one']
 
 
 def test_an_exporter_that_hangs_keeps_no_other_image_from_being_served(house, monkeypatch):

@@ -1,12 +1,13 @@
 """Snapshots under way: decisions and records. Stores, exporters, Glance and Nova are stand-ins;
 tests/functional/test_snapshot_jobs.py has real ones."""
 
-import errno
+import dataclasses
 import threading
 import time
 import types
 
 import pytest
+from fakes_database import locked
 from fakes_snapshots import Sends, Uploads
 from oslo_utils.fixture import uuidsentinel
 
@@ -24,9 +25,9 @@ TOKEN = 'f' * 32
 
 
 @pytest.fixture
-def house(storage_conf, tmp_path):
+def house(storage_conf, database):
     house = types.SimpleNamespace(sends=Sends(), uploads=Uploads(), seconds=1000.0,
-                                  path=str(tmp_path / 'records'), refusal='',
+                                  refusal='',
                                   standing=ImageStanding.WAITS, certificate='CN=one')
     images = types.SimpleNamespace(load=lambda image_id: Manifest(image_id, made=Made(
         base_path='rbd:a/b/c')) if image_id == IMAGE else None)
@@ -35,7 +36,7 @@ def house(storage_conf, tmp_path):
     exporters = types.SimpleNamespace(know=lambda host, certificate: house.certificate)
 
     def restart():
-        house.records = Records(house.path)
+        house.records = Records(database)
         house.jobs = SnapshotJobs(storage_conf, images, exporters, house.sends, claims,
                                   house.records, house.uploads, lambda: house.seconds)
 
@@ -170,11 +171,11 @@ def test_one_that_glance_does_not_take_is_removed(held):
 @pytest.mark.parametrize('standing, stays, done', [
     (ImageStanding.WAITS, False, 'give_up'), (ImageStanding.HAS, False, 'settled'),
     (ImageStanding.TAKING, True, 'finish')])
-def test_a_crash_while_it_is_uploaded(held, standing, stays, done):
+def test_a_crash_while_it_is_uploaded(held, database, standing, stays, done):
     held.uploads.goes_on.clear()
     assert held.jobs.upload(SNAPSHOT, TOKEN) == {}
     assert held.uploads.begun.wait(10) and held.stages() == [Stage.UPLOADING]
-    records = Records(held.path)
+    records = Records(database)
     held.uploads.goes_on.set()
     held.until_stages()
     held.sends.did.clear()
@@ -264,7 +265,7 @@ def test_one_that_is_over_is_not_begun_anew_by_a_host_that_goes_on_with_it(house
 def test_what_is_begun_goes_also_if_the_disk_is_full_meanwhile(house, monkeypatch, step):
     house.begin()
     put = Records.put
-    full = OSError(errno.ENOSPC, 'No space left on device')
+    full = exception.DatabaseAway('database or disk is full')
     doomed = threading.Event()
 
     def refuse(self, record):
@@ -322,11 +323,17 @@ def test_who_is_refused(house, storage_conf):
     assert 'export' in house.begin(uuidsentinel.fourth, host='four')
 
 
-def test_a_damaged_file_of_records_counts_as_empty(house, caplog):
+def test_a_record_that_cannot_be_written_changes_nothing(house, database):
     house.begin()
-    with open(house.path, 'w') as stream:
-        stream.write('{"version": 1, "snapshots": {"../x": {}}}')
-    assert Records(house.path).all() == [] and 'cannot be used' in caplog.text
+    record = house.records.get(SNAPSHOT)
+    with locked(database):
+        with pytest.raises(exception.DatabaseAway):
+            house.records.put(dataclasses.replace(record, stage=Stage.FINISHED))
+        with pytest.raises(exception.DatabaseAway):
+            house.records.drop(SNAPSHOT)
+        assert house.records.all() == [record] == Records(database).all()
+    house.records.drop(SNAPSHOT)
+    assert house.records.all() == [] == Records(database).all()
 
 
 def test_a_ceph_that_is_away_is_told_twice_an_hour(house, caplog, monkeypatch):

@@ -28,10 +28,10 @@ def test_a_step_that_fails_keeps_no_other_from_being_done(house, monkeypatch, ca
             if name == broken:
                 raise RuntimeError(f'{name} is out of order')
         monkeypatch.setattr(house.upkeep, name, step)
-    monkeypatch.setattr(house.tiers, 'save_usage', lambda: done.append('save_usage'))
+    monkeypatch.setattr(house.tiers, 'forget_gone', lambda: done.append('forget_gone'))
     with caplog.at_level(logging.WARNING):
         house.upkeep.once()
-    assert done == ['keep_serving', 'recover', 'go_on', 'save_usage', 'sweep']
+    assert done == ['keep_serving', 'recover', 'go_on', 'forget_gone', 'sweep']
     assert [record.getMessage() for record in caplog.records] == [
         record.getMessage() for record in caplog.records
         if f'{broken} is out of order; it is tried again in 30 s' in record.getMessage()] != []

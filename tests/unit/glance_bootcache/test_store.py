@@ -218,7 +218,7 @@ def test_one_that_cannot_be_read_for_a_moment_is_not_damaged(store):
     assert store.load(IMAGE) == manifest and store.manifests() == [manifest]
 
 
-def test_one_that_cannot_be_read_keeps_nobody_from_the_others(store, caplog):
+def test_one_that_cannot_be_read_keeps_nobody_from_the_others(store, caplog, database):
     manifest, other = fill(store), Manifest(OTHER)
     store.save(other)
     assert store.manifests() == [other, manifest]
@@ -230,7 +230,7 @@ def test_one_that_cannot_be_read_keeps_nobody_from_the_others(store, caplog):
     again = ImageStore(store._directory)
     assert again.manifests() == [other] and again.manifests() == [other]
     assert caplog.text.count('symbolic links') == 1
-    table = Hosts(again, FakeTiers(None, again), Orders(again.state_path('orders.json')))
+    table = Hosts(again, FakeTiers(None, again), Orders(database))
     assert table.report('one', holding(IMAGE, OTHER))['drop'] == []
     os.rename(f'{path}.away', path)
     assert again.manifests() == [other, manifest]

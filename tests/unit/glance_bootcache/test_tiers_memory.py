@@ -8,7 +8,6 @@ import threading
 import pytest
 from fakes_tiers import MIB, ONE, THREE, TWO, cache_image, manifest
 from fakes_tiers import exporter as exporter  # the fixture
-from fakes_tiers import path as path  # the fixture
 from fakes_tiers import tiers as tiers  # the fixture
 
 from bootcache import conf as bootcache_conf
@@ -16,6 +15,7 @@ from bootcache import exception, savefile, tier
 from bootcache.tier import Medium
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage import tiers as storage_tiers
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
 
 
@@ -29,10 +29,10 @@ def on_disk(tiers, entry):
     return entry
 
 
-def test_whether_there_is_memory(tiers, storage_conf, exporter):
+def test_whether_there_is_memory(tiers, storage_conf, exporter, database):
     assert tiers.has_memory
     storage_conf.clear_override('storage_memory_directory', bootcache_conf.GROUP)
-    without = StorageTiers(storage_conf, tiers._store, exporter)
+    without = StorageTiers(storage_conf, tiers._store, exporter, LastUses(database))
     assert not without.has_memory
     without.promote(on_disk(without, manifest(ONE)))
     assert without.medium(ONE) is Medium.DISK and exporter.places == {}

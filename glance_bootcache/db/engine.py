@@ -1,0 +1,242 @@
+"""The connection with the storage service's database.
+
+A transaction is short, can be repeated as a whole, and begins with a write if it has any: SQLite
+has one writer, and a transaction that has read before cannot always become one.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import api
+from oslo_db import exception as db_exception
+from oslo_db.sqlalchemy import engines
+from sqlalchemy import exc as sa_exception
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from bootcache import tier
+from bootcache.exception import ConfigurationError, DatabaseAway, DatabaseUnusable
+from bootcache.quoting import one_line
+from glance_bootcache.db import conf as db_conf
+from glance_bootcache.db import models
+
+# oslo.db logs errors with their traceback; here who asks says what is wrong, and what to do.
+for _name in ('api', 'sqlalchemy.exc_filters'):
+    logging.getLogger(f'oslo_db.{_name}').setLevel(logging.CRITICAL)
+
+T = TypeVar('T')
+Row = Mapping[str, Any]
+
+# A file system that several machines write to has no shared memory between them, as WAL needs it.
+_SHARED = re.compile(r'nfs\d*|ceph|cifs|smb\d*|glusterfs|gfs2|ocfs2|lustre|9p|virtiofs|fuse\..+')
+# Given to a driver unless the URL says otherwise: a call to a server that hangs has an end.
+_TIMEOUTS = {'pymysql': {'connect_timeout': '10', 'read_timeout': '30', 'write_timeout': '30'},
+             'psycopg2': {'connect_timeout': '10', 'tcp_user_timeout': '30000'},
+             'pysqlite': {'timeout': '30'}}
+_REFUSED = re.compile(r'\((1044|1045|1049|1142|1698),|authentication failed|no pg_hba\.conf entry'
+                      r'|(database|role) "[^"]*" does not exist|permission denied')
+_DAMAGED = re.compile(r'disk image is malformed|file is not a database')
+_ERRORS = (db_exception.DBError, sa_exception.SQLAlchemyError, OSError)
+_MOST_RETRIES, _RETRY_SECONDS = 5, 0.1
+
+
+class Database:
+    """The database of ``[database]connection``; nothing is connected before it is used.
+
+    :param conf: configuration of the storage service.
+    :ivar file: path of SQLite's file; None of another database.
+    :ivar is_default: whether it is the one that the service makes and upgrades itself.
+    :raises ConfigurationError: if the option cannot be used; the message names no password.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        db_conf.register_opts(conf)
+        group, default = conf[db_conf.GROUP], db_conf.default_file(conf)
+        self.is_default = default is not None
+        url = _url(group.connection, default)
+        self.file = url.database if url.get_backend_name() == 'sqlite' else None
+        self._told = 'SQLite in ' + str(self.file) if self.file else \
+            url.set(query={}).render_as_string(hide_password=True)
+        if self.file is not None:
+            _check_place(self.file)
+        # SQLite has one writer; the others lock rows.
+        self._writing: contextlib.AbstractContextManager[Any] = \
+            threading.Lock() if self.file is not None else contextlib.nullcontext()
+        options = {name: group[name] for name in db_conf.ENGINE
+                   if self.file is None or not name.startswith(('max_', 'pool_'))}
+        try:
+            self._engine: sa.Engine = engines.create_engine(
+                url, sqlite_fk=True, max_retries=0, **options)
+        except (ImportError, sa_exception.ArgumentError) as error:
+            raise ConfigurationError(
+                f'[{db_conf.GROUP}]connection: {self._told} cannot be used ({error}); install the'
+                ' driver ("pip install bootcache[mysql]" brings that of MariaDB), or correct the'
+                ' option') from None
+        if self.file is not None:
+            sa.event.listen(self._engine, 'connect', _set_up_sqlite)
+
+    def __str__(self) -> str:
+        return self._told
+
+    def read(self, query: Callable[[sa.Connection], T]) -> T:
+        """Run a query, again if the database asks for that.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        return self._run(query, contextlib.nullcontext())
+
+    def write(self, change: Callable[[sa.Connection], T]) -> T:
+        """Run a change in a transaction, again if the database asks for that.
+
+        Where the answer to the commit is lost it may be in the database all the same.
+
+        :raises DatabaseAway: if the database does not answer, or cannot be written.
+        """
+        return self._run(change, self._writing)
+
+    def check_user(self) -> None:
+        """Check that a command leaves no file of SQLite's that the service may not write.
+
+        :raises ConfigurationError: if the file's directory belongs to somebody else.
+        """
+        if self.file is None:
+            return
+        directory = os.path.dirname(os.path.abspath(self.file))
+        owner = os.stat(directory).st_uid
+        if owner != os.geteuid():
+            raise ConfigurationError(
+                f'{directory}, where the database is, belongs to another user (uid {owner}); run'
+                f' this command as that user, as in sudo -u \'#{owner}\'')
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def _run(self, work: Callable[[sa.Connection], T],
+             lock: contextlib.AbstractContextManager[Any]) -> T:
+        def run() -> T:
+            with lock, self._engine.begin() as connection:
+                return work(connection)
+
+        retried: Callable[[Callable[[], T]], Callable[[], T]] = api.wrap_db_retry(
+            max_retries=_MOST_RETRIES, retry_interval=_RETRY_SECONDS, retry_on_deadlock=True,
+            exception_checker=_is_locked)
+        try:
+            return retried(run)()
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> DatabaseAway:
+        # Without the statement and its values, which SQLAlchemy puts behind it.
+        cause = getattr(error, 'inner_exception', None) or error
+        said, place = one_line(getattr(cause, 'orig', None) or cause), f'the database {self}'
+        if self.file is not None and _DAMAGED.search(said):
+            return DatabaseUnusable(
+                f'{place} is damaged ({said}), and left as it is; move the file and those of its'
+                ' name with -wal and -shm away, or put a backup in their place, and start'
+                ' glance-bootcache again: hosts report within a minute what they need, and'
+                ' evictions from single hosts have to be ordered again')
+        if _REFUSED.search(said):
+            return DatabaseUnusable(
+                f'{place} refuses: {said}; correct user, password and database in'
+                f' [{db_conf.GROUP}]connection, or the rights that the user has there')
+        return DatabaseAway(f'{place} does not answer, or cannot be written: {said}; see'
+                            f' [{db_conf.GROUP}]connection')
+
+
+def upsert(connection: sa.Connection, model: type[models.Model], rows: Sequence[Row],
+           by: Sequence[str] = ()) -> None:
+    """Insert rows, or change those that are there.
+
+    :param rows: with the same columns each.
+    :param by: columns by which a row is found; the primary key's, if there are none.
+    """
+    if not rows:
+        return
+    table = model.__table__
+    assert isinstance(table, sa.Table)
+    keys = list(by) or [column.name for column in table.primary_key]
+    changed = [name for name in rows[0] if name not in keys]
+    if connection.dialect.name in ('mysql', 'mariadb'):
+        # A row that is there already and has no more columns than its key is set to itself.
+        into = mysql.insert(table)
+        connection.execute(into.on_duplicate_key_update(
+            {name: into.inserted[name] for name in changed or keys[:1]}), rows)
+        return
+    insert = postgresql.insert(table) if connection.dialect.name == 'postgresql' \
+        else sqlite.insert(table)
+    connection.execute(
+        insert.on_conflict_do_update(index_elements=keys, set_={
+            name: insert.excluded[name] for name in changed}) if changed
+        else insert.on_conflict_do_nothing(index_elements=keys), rows)
+
+
+def delete(connection: sa.Connection, model: type[models.Model], rows: Sequence[Row]) -> None:
+    """Delete the rows that have the values of any of some columns.
+
+    :param rows: the values, of the same columns each.
+    """
+    if rows:
+        table = model.__table__
+        connection.execute(
+            sa.delete(model).where(*(table.c[name] == sa.bindparam(f'{name}_')
+                                     for name in rows[0])),
+            [{f'{name}_': value for name, value in row.items()} for row in rows])
+
+
+def _url(connection: str | None, default: str | None) -> sa.URL:
+    if default is not None:
+        url = sa.URL.create('sqlite', database=default)
+    else:
+        try:
+            url = sa.make_url(connection or '')
+            url.get_dialect()
+        except (sa_exception.ArgumentError, ImportError):
+            # SQLAlchemy's own text may have the password.
+            raise ConfigurationError(
+                f'[{db_conf.GROUP}]connection is no URL of a database that SQLAlchemy knows; give'
+                ' one as mysql+pymysql://USER:PASSWORD@HOST/DATABASE, or leave the option out'
+            ) from None
+    if url.get_backend_name() == 'sqlite' and not url.database:
+        raise ConfigurationError(
+            f'[{db_conf.GROUP}]connection names no file of SQLite, and would be lost with the'
+            ' process; give its path, or leave the option out')
+    timeouts = _TIMEOUTS.get(url.get_driver_name(), {})
+    return url.update_query_dict({name: value for name, value in timeouts.items()
+                                  if name not in url.query})
+
+
+def _check_place(file: str) -> None:
+    """Check that SQLite's write-ahead log works where a file is, or is to be.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    directory = os.path.dirname(os.path.abspath(file))
+    try:
+        kind = tier.file_system(directory)
+    except OSError as error:
+        raise ConfigurationError(
+            f'[{db_conf.GROUP}]connection: {directory}, where SQLite\'s file is to be, cannot be'
+            f' looked at ({error.strerror or error}); make it, or correct the option') from None
+    if _SHARED.fullmatch(kind):
+        raise ConfigurationError(
+            f'[{db_conf.GROUP}]connection: SQLite\'s file {file} is on a shared file system'
+            f' ({kind}), where its write-ahead log does not work; put [bootcache]state_dir on a'
+            ' disk of this machine, or name a MariaDB in the option')
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    # FULL: what was answered is on the disk, also after a power cut.
+    for setting in ('journal_mode = WAL', 'synchronous = FULL'):
+        connection.execute(f'PRAGMA {setting}')
+
+
+def _is_locked(error: Exception) -> bool:
+    return isinstance(error, sa_exception.OperationalError) and 'is locked' in str(error.orig)

@@ -1,0 +1,1 @@
+"""The schema's migrations, as alembic runs them."""

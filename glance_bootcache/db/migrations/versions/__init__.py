@@ -1,0 +1,1 @@
+"""One module a migration; alembic orders them by their revisions."""

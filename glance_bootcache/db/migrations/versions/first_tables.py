@@ -1,0 +1,50 @@
+"""The first tables."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = '0001'
+down_revision = None
+
+_TABLE: dict[str, Any] = {'mysql_engine': 'InnoDB', 'mysql_charset': 'utf8mb4',
+                          'mysql_collate': 'utf8mb4_bin'}
+
+
+def upgrade() -> None:
+    """Make the tables."""
+    op.create_table(
+        'images',
+        sa.Column('image_id', sa.String(36), primary_key=True),
+        sa.Column('last_used', sa.Double, nullable=False),
+        **_TABLE)
+    op.create_table(
+        'hosts',
+        sa.Column('id', sa.Integer, primary_key=True),
+        sa.Column('name', sa.String(255), nullable=False, unique=True),
+        sa.Column('needs', sa.String(16), nullable=False),
+        **_TABLE)
+    op.create_table(
+        'host_images',
+        sa.Column('host_id', sa.Integer,
+                  sa.ForeignKey('hosts.id', name='fk_host_images_host_id', ondelete='CASCADE'),
+                  primary_key=True),
+        sa.Column('image_id', sa.String(36), primary_key=True),
+        sa.Index('ix_host_images_image_id', 'image_id'),
+        **_TABLE)
+    op.create_table(
+        'orders',
+        sa.Column('host', sa.String(255), primary_key=True),
+        sa.Column('image_id', sa.String(36), primary_key=True),
+        sa.Column('ordered_at', sa.Double, nullable=False),
+        **_TABLE)
+    op.create_table(
+        'snapshots',
+        sa.Column('snapshot_id', sa.String(36), primary_key=True),
+        sa.Column('store', sa.String(16), nullable=False),
+        sa.Column('host', sa.String(255), nullable=False),
+        sa.Column('export', sa.String(255), nullable=False),
+        sa.Column('stage', sa.String(16), nullable=False),
+        sa.Column('since', sa.Double, nullable=False),
+        **_TABLE)

@@ -1,0 +1,81 @@
+"""The schema's version: what the database has, and what this release needs."""
+
+import pathlib
+
+import sqlalchemy as sa
+from alembic import command, config, migration, script
+from oslo_log import log as logging
+
+from bootcache.exception import DatabaseUnusable
+from glance_bootcache.db.engine import Database
+
+LOG = logging.getLogger(__name__)
+
+
+def _config() -> config.Config:
+    found = config.Config()
+    # alembic takes % for the begin of a reference.
+    found.set_main_option('script_location', str(
+        pathlib.Path(__file__).with_name('migrations')).replace('%', '%%'))
+    return found
+
+
+def wanted() -> str:
+    """Return the version that this release needs."""
+    head = script.ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None
+    return head
+
+
+def version(database: Database) -> str | None:
+    """Return the version that the database has; None if it has no tables of ours.
+
+    :raises DatabaseAway: if the database does not answer.
+    """
+    return database.read(
+        lambda connection: migration.MigrationContext.configure(connection).get_current_revision())
+
+
+def sync(database: Database) -> None:
+    """Make the tables, or upgrade them to the version that this release needs.
+
+    SQLite and PostgreSQL have all of an upgrade or nothing; with MariaDB each table is a step.
+
+    :raises DatabaseUnusable: if they are of a later release.
+    :raises DatabaseAway: if the database does not answer, or cannot be written.
+    """
+    found = version(database)
+    if found == wanted():
+        return
+    _check_known(database, found)
+
+    def upgrade(connection: sa.Connection) -> None:
+        settings = _config()
+        settings.attributes['connection'] = connection
+        command.upgrade(settings, 'head')
+
+    database.write(upgrade)
+    LOG.info('the database %s has schema %s', database, wanted())
+
+
+def check(database: Database) -> None:
+    """Check that the database has the tables that this release needs.
+
+    :raises DatabaseUnusable: if they are missing, or of another release; with the cure.
+    :raises DatabaseAway: if the database does not answer.
+    """
+    found = version(database)
+    if found == wanted():
+        return
+    _check_known(database, found)
+    has = f'schema {found}, not {wanted()}' if found else 'no tables of bootcache\'s'
+    raise DatabaseUnusable(f'the database {database} has {has}; run "bootcache-manage db sync"')
+
+
+def _check_known(database: Database, found: str | None) -> None:
+    known = {revision.revision for revision in
+             script.ScriptDirectory.from_config(_config()).walk_revisions()}
+    if found is not None and found not in known:
+        raise DatabaseUnusable(
+            f'the database {database} has schema {found}, which this release does not know; install'
+            ' the release that made it, or name another database in [database]connection')

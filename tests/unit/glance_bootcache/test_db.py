@@ -1,0 +1,130 @@
+"""The database as the service has it: where it may lie, and the thread that writes reports."""
+
+import os
+import threading
+
+import pytest
+from fakes_database import locked
+from fakes_manager import until
+
+from bootcache import exception, tier
+from glance_bootcache.db import conf as db_conf
+from glance_bootcache.db import start
+from glance_bootcache.db.engine import Database
+from glance_bootcache.db.writer import RowChanges, Writer
+from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+# Where it is.
+
+def test_the_default_is_a_file_that_the_service_makes(storage_conf):
+    os.makedirs(storage_conf.bootcache.state_dir)
+    for _start in range(2):
+        database = start.wait_for(storage_conf)
+        assert database.is_default and database.file == os.path.join(
+            storage_conf.bootcache.state_dir, 'bootcache.sqlite')
+        Orders(database).add(IMAGE, ['one'])
+        database.close()
+    assert Orders(start.wait_for(storage_conf)).of('one') == {IMAGE}
+
+
+def test_what_is_answered_is_on_the_disk(database):
+    """Also after a power cut, which WAL's usual setting does not promise."""
+    def settings(connection):
+        return [connection.exec_driver_sql(f'PRAGMA {name}').scalar() for name in (
+            'journal_mode', 'synchronous', 'busy_timeout', 'foreign_keys')]
+
+    assert database.read(settings) == ['wal', 2, 30000, 1]
+
+
+@pytest.mark.parametrize('kind', ['nfs', 'nfs4', 'ceph', 'fuse.glusterfs', 'fuse.ceph', 'cifs'])
+def test_a_shared_file_system_is_refused(storage_conf, monkeypatch, kind):
+    os.makedirs(storage_conf.bootcache.state_dir)
+    monkeypatch.setattr(tier, 'file_system', lambda directory: kind)
+    with pytest.raises(exception.ConfigurationError, match=rf'{kind}.*MariaDB'):
+        Database(storage_conf)
+    assert os.listdir(storage_conf.bootcache.state_dir) == []
+
+
+@pytest.mark.parametrize('kind', ['ext4', 'xfs', 'btrfs', 'overlay', 'tmpfs', ''])
+def test_a_file_system_of_this_machine_is_not(storage_conf, monkeypatch, kind):
+    os.makedirs(storage_conf.bootcache.state_dir)
+    monkeypatch.setattr(tier, 'file_system', lambda directory: kind)
+    Database(storage_conf).close()
+
+
+def test_a_directory_that_is_not_there_is_told_of(storage_conf):
+    storage_conf.set_override('connection', 'sqlite:////no/such/folder/x.sqlite', db_conf.GROUP)
+    with pytest.raises(exception.ConfigurationError, match='/no/such/folder'):
+        start.wait_for(storage_conf)
+
+
+def test_it_is_waited_for_until_the_service_ends(storage_conf, database, caplog):
+    stopping, told = threading.Event(), []
+    # SQLite can open no directory.
+    os.unlink(database.file)
+    os.mkdir(database.file)
+
+    def wait():
+        with pytest.raises(exception.Cancelled) as raised:
+            start.wait_for(storage_conf, stopping)
+        told.append(raised)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: 'waits for it' in caplog.text, 'the waiting')
+    stopping.set()
+    waiting.join()
+    assert len(told) == 1
+
+
+# The writer.
+
+def test_reports_are_written_by_themselves_and_at_the_end(database):
+    needs = ReportedNeeds(database)
+    is_written = threading.Event()
+
+    def changes(at_once):
+        found = needs.changes(at_once)
+        return found and RowChanges(found.write, lambda: (found.written(), is_written.set()))
+
+    writer = Writer(database, [changes])
+    writer.start()
+    needs.note('one', {'needs': [IMAGE]})
+    assert is_written.wait(60) and ReportedNeeds(database).hosts(IMAGE) == ['one']
+    needs.note('two', {'needs': [IMAGE]})
+    writer.stop()
+    assert ReportedNeeds(database).hosts(IMAGE) == ['one', 'two']
+
+
+def test_all_of_a_second_is_one_transaction(database):
+    """What comes after it fails takes back what came before."""
+    needs = ReportedNeeds(database)
+    needs.note('one', {'needs': [IMAGE]})
+
+    def fails(connection):
+        raise exception.DatabaseAway('it is gone')
+
+    other = RowChanges(fails, pytest.fail)
+    with pytest.raises(exception.DatabaseAway):
+        Writer(database, [needs.changes, lambda at_once: other]).write()
+    assert ReportedNeeds(database).hosts(IMAGE) == []
+    Writer(database, [needs.changes]).write()
+    assert ReportedNeeds(database).hosts(IMAGE) == ['one']
+
+
+def test_a_writer_that_cannot_write_says_so_and_that_it_is_over(database, caplog):
+    needs = ReportedNeeds(database)
+    needs.note('one', {'needs': [IMAGE]})
+    writer = Writer(database, [needs.changes])
+    with locked(database):
+        writer._try_to_write()
+        writer._try_to_write()
+    assert caplog.text.count('is not written yet: the database') == 1
+    caplog.set_level('INFO')
+    writer._try_to_write()
+    assert 'can be written again' in caplog.text
+    assert ReportedNeeds(database).hosts(IMAGE) == ['one']

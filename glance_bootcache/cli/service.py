@@ -35,7 +35,7 @@ class _Ended(BaseException):
 def main(argv: list[str] | None = None) -> int:
     """Run the storage service until it is told to stop.
 
-    :returns: the process's exit code.
+    :returns: the process's exit code, if the service cannot be started at all.
     """
     conf = cfg.CONF
     logging.register_options(conf)
@@ -57,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(lock, Exception):
         tell_fault(conf, lock)
         return 1
-    try:
-        return _serve(conf, StorageService(conf, lambda: _check(conf)))
-    finally:
-        os.close(lock)
+    code = _serve(conf, StorageService(conf, lambda: _check(conf)))
+    # Work that was given up, as a hash of a large file, and libraries' threads are not waited for.
+    stdlib_logging.shutdown()
+    os._exit(code)
 
 
 def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:

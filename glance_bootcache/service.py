@@ -1,15 +1,11 @@
 """The storage service: manager, RPC server and notification listener in one process."""
 
-import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
-from oslo_service import service
 
 from bootcache import bus, cacheimage, exception, optionfault, rpcapi
 from bootcache import conf as bootcache_conf
@@ -66,50 +62,36 @@ def tell_fault(conf: cfg.ConfigOpts, error: Exception) -> None:
         print(_FAULT % said, file=sys.stderr, flush=True)
 
 
-class StorageService(service.Service):  # type: ignore[misc]
+class StorageService:
     """What ``glance-bootcache`` runs.
 
     :param conf: configuration, read; what the exporter needs of it is checked already.
     :param check: checks the rest of it, and raises; called when the bases are served.
-    :param failed: set in shared memory when the service cannot be started, for the process that
-        would start it again and again.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, check: Callable[[], None], failed: Any):
-        super().__init__()
+    def __init__(self, conf: cfg.ConfigOpts, check: Callable[[], None]):
         self._conf = conf
         self._check = check
-        self._failed = failed
-        self._stopping = threading.Event()
         self._started: list[Any] = []
 
     def start(self) -> None:
-        """Start all of it, in the process that serves; if that cannot be done, end the service.
+        """Start all of it.
 
-        The exporter, which servers that run read from, is started first, and serves in both cases.
+        The exporter, which servers that run read from, is started first, and serves whatever is
+        wrong with the rest.
+
+        :raises Exception: why the service cannot be started; ``tell_fault`` says it.
         """
-        super().start()
-        error = self._fault()
-        if error is None:
-            return
-        tell_fault(self._conf, error)
-        self._failed.value = True
-        os.kill(os.getppid(), signal.SIGTERM)
-
-    def _fault(self) -> Exception | None:
         try:
             self._start()
         except Exception as error:
-            if self._stopping.is_set():
-                return None
             if not bus.is_refusal(error):
-                return error
-            return exception.ConfigurationError(
+                raise
+            raise exception.ConfigurationError(
                 f'transport_url: RabbitMQ at {bus.named(self._conf)} refuses: {error}; correct'
                 ' user, password and virtual host, or, if it is a queue that it refuses, set'
                 ' [oslo_messaging_rabbit]amqp_durable_queues and rabbit_quorum_queue as in'
-                ' glance-api.conf')
-        return None
+                ' glance-api.conf') from error
 
     def _start(self) -> None:
         conf = self._conf
@@ -124,7 +106,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
             manifest, store.cache_path(manifest)))
-        database = start.wait_for(conf, self._stopping)
+        database = start.wait_for(conf)
         needs = ReportedNeeds(database)
         if conf[bootcache_conf.GROUP].export_ports:
             serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
@@ -175,9 +157,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         self._started += [server, listener]
         LOG.info('glance-bootcache serves, and speaks RPC %s', rpcapi.VERSION)
 
-    def stop(self, graceful: bool = True) -> None:
+    def stop(self) -> None:
         """Stop taking work, give up what is in hand. The exporter goes on serving."""
-        self._stopping.set()
-        for part in reversed(self._started):
-            part.stop()
-        super().stop(graceful)
+        while self._started:
+            self._started.pop().stop()

@@ -201,7 +201,7 @@ class StorageSide:
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
                 self._server('' if 'transport_url' in options else directory)):
             setattr(module, name, value)
-        self._service = service.StorageService(conf, lambda: None, SimpleNamespace(value=False))
+        self._service = service.StorageService(conf, lambda: None)
         self._service._start()
         self._store: ImageStore = self._endpoints._manager._store
         self._exporter: Exporters = self._endpoints._manager._image_work._exporter

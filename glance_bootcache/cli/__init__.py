@@ -4,8 +4,3 @@ import warnings
 
 # Libraries that can use eventlet warn of its end where it is installed; nothing here uses it.
 warnings.filterwarnings('ignore', message=r'\s*Eventlet is deprecated')
-
-from oslo_service import backend  # noqa: E402
-
-# Before anything else imports oslo.service, which takes eventlet if nobody says otherwise.
-backend.init_backend(backend.BackendType.THREADING)

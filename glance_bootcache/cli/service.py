@@ -1,37 +1,41 @@
 """``glance-bootcache``: reads the configuration and runs the storage service."""
 
 import fcntl
-import inspect
 import logging as stdlib_logging
-import multiprocessing
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+import threading
+import time
 
 import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
-from oslo_service import service
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, logformat, optionfault, rpcapi, tier
 from bootcache.connectors import probe
 from glance_bootcache import conf as glance_conf
-from glance_bootcache import startchecks
+from glance_bootcache import startchecks, systemd
 from glance_bootcache.cli import client
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.service import StorageService, tell_fault
 
-# Where oslo.service 4.5 to 4.7 tell of a fork.
-_FORKS_LOGGER = 'oslo_service.backend._threading.service'
+# A stop takes longest where servers of profile boots have to be deleted. systemd waits for 90 s.
+_STOP_SECONDS = 80
+# Between looks at nothing, where systemd does not want to hear of the process.
+_IDLE_SECONDS = 3600.0
+
+
+class _Ended(BaseException):
+    """A signal ends the service; raised in the main thread, wherever that is."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the storage service until it is told to stop.
 
-    :returns: the process's exit code.
+    :returns: the process's exit code, if the service cannot be started at all.
     """
     conf = cfg.CONF
     logging.register_options(conf)
@@ -41,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
     try:
         client.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
-        # Reads each value, as oslo.service does: what is none at all keeps it from being started.
+        # Reads each value: one that an option cannot have is told before anything is started.
         conf.log_opt_values(stdlib_logging.Logger('values', stdlib_logging.CRITICAL), 0)
         logformat.setup(conf, 'glance-bootcache')
     except (ValueError, OSError, exception.BootcacheError) as error:
@@ -53,14 +57,46 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(lock, Exception):
         tell_fault(conf, lock)
         return 1
-    stdlib_logging.getLogger(_FORKS_LOGGER).addFilter(_is_no_fork)
-    failed = multiprocessing.get_context('fork').Value('b', False)
+    code = _serve(conf, StorageService(conf, lambda: _check(conf)))
+    # Work that was given up, as a hash of a large file, and libraries' threads are not waited for.
+    stdlib_logging.shutdown()
+    os._exit(code)
+
+
+def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
+    """Run the service in this process until SIGTERM or SIGINT; SIGHUP has options read again.
+
+    oslo.service would fork, or (``no_fork``, from 4.5 on) end with a traceback at SIGHUP, and at
+    SIGINT without giving up what is in hand.
+
+    :returns: the process's exit code.
+    """
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, _end)
+    signal.signal(signal.SIGHUP, lambda _number, _frame: threading.Thread(
+        target=conf.mutate_config_files, name='options', daemon=True).start())
     try:
-        service.launch(conf, StorageService(conf, lambda: _check(conf), failed), workers=1,
-                       **_how_to_launch(service.launch)).wait()
+        service.start()
+        systemd.notify('READY=1')
+        pause = (systemd.watchdog_seconds() or 2 * _IDLE_SECONDS) / 2
+        while True:
+            time.sleep(pause)
+            systemd.notify('WATCHDOG=1')
+    except _Ended:
+        return 0
+    except Exception as error:
+        tell_fault(conf, error)
+        return 1
     finally:
-        os.close(lock)
-    return int(failed.value)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.alarm(_STOP_SECONDS)
+        systemd.notify('STOPPING=1')
+        service.stop()
+
+
+def _end(_number: int, _frame: object) -> None:
+    raise _Ended
 
 
 def _take_place(conf: cfg.ConfigOpts) -> int | Exception:
@@ -75,24 +111,6 @@ def _take_place(conf: cfg.ConfigOpts) -> int | Exception:
     except (ValueError, OSError, exception.BootcacheError) as error:
         return error
     return lock
-
-
-def _how_to_launch(launch: Callable[..., Any]) -> dict[str, str]:
-    """Return the arguments that have oslo.service fork, as far as it has any: it does anyway.
-
-    What the service is made of is in this process's memory: configuration, log, checks.
-    """
-    return {'start_method': 'fork'} if 'start_method' in inspect.signature(launch).parameters \
-        else {}
-
-
-def _is_no_fork(record: stdlib_logging.LogRecord) -> bool:
-    """Tell whether a log line is another one than that a service forks, as this one is to.
-
-    oslo.service 4.5 to 4.7 would rather start a new interpreter, and warn, with a traceback, of
-    each service for which they do not.
-    """
-    return 'falling back to fork' not in str(record.msg)
 
 
 def _check(conf: cfg.ConfigOpts) -> None:
@@ -115,9 +133,7 @@ def _check_tools() -> None:
 
 
 def _only_one(state_dir: str) -> int:
-    """Lock the state directory for this process and those that it forks, until all have ended.
-
-    One of POSIX, as fasteners has, would be this process's alone, and it is its child that works.
+    """Lock the state directory until this process ends.
 
     :returns: the lock's file descriptor.
     """

@@ -2,20 +2,15 @@
 
 import multiprocessing
 import os
-from unittest import mock
 
 import pytest
 from command import bootcache
 from oslo_config import cfg
-from oslo_service import backend
 
 from bootcache import exception
 from glance_bootcache import conf as glance_conf
-
-# The command's process chooses it before anything else is imported.
-with mock.patch.object(backend, 'init_backend'):
-    from glance_bootcache.cli import client
-    from glance_bootcache.cli import service as cli_service
+from glance_bootcache.cli import client
+from glance_bootcache.cli import service as cli_service
 
 
 def last_line(done):

@@ -136,26 +136,10 @@ def test_our_own_tests_are_counted_once():
     assert outcomes.failed == ['A.one', 'A.three']
 
 
-def test_commands_are_left_out_where_oslo_service_has_no_native_threads():
-    assert our_tests.left_out(other_versions=False, service='4.8.0') == []
-    assert our_tests.left_out(other_versions=True, service='4.2.0') \
+def test_samples_are_compared_with_the_pinned_libraries_alone():
+    assert our_tests.left_out(other_versions=False) == []
+    assert our_tests.left_out(other_versions=True) \
         == [f'--deselect={test}' for test in our_tests.OTHER_VERSIONS]
-    assert set(our_tests.COMMANDS) < set(our_tests.left_out(other_versions=True, service='4.1.2'))
-
-
-def test_tests_that_run_commands_are_found_by_what_they_import_or_ask_for():
-    plugin = our_tests.WithoutCommands()
-    unit = TOP / 'tests' / 'unit'
-    for path, is_theirs in (('glance_bootcache/test_launching.py', True),
-                            ('glance_bootcache/test_cli_look.py', True),
-                            ('glance_bootcache/test_ca.py', None), ('test_imports.py', None)):
-        assert plugin.pytest_ignore_collect(unit / path) is is_theirs
-    items = [SimpleNamespace(fixturenames=names) for names in (['cli'], ['client'], [])]
-    told = []
-    hook = SimpleNamespace(pytest_deselected=lambda items: told.extend(items))
-    kept = list(items)
-    plugin.pytest_collection_modifyitems(SimpleNamespace(hook=hook), kept)
-    assert (kept, told) == (items[1:], items[:1])
 
 
 def test_a_program_that_fails_is_told_with_its_status():
@@ -186,13 +170,13 @@ def test_beside_the_oldest_release_it_is_installed_as_the_page_says():
     named = re.findall(r"'([\w.-]+>=[^']+)'", recipe.partition('--no-deps')[0])
     assert named and unmet(31, named) == set()
     assert unmet(31, (TOP / 'requirements.txt').read_text().splitlines()) \
-        == {'oslo.service', 'futurist'}
+        == {'futurist'}
 
 
 def test_the_lowest_versions_are_those_that_are_named():
-    wanted = '# why\noslo.service[threading]>=4.2.1 # Apache-2.0\nqemu.qmp>=0.0.3 # LGPL\n'
-    assert lowest.pins(wanted) == ['oslo.service[threading]==4.2.1', 'qemu.qmp==0.0.3']
-    pinned = 'oslo_service==4.8.0\nqemu-qmp==0.0.6\npyOpenSSL==26.4.0\nkombu==5.7.0\n'
+    wanted = '# why\nPyMySQL[rsa]>=1.1.1 # MIT\nqemu.qmp>=0.0.3 # LGPL\n'
+    assert lowest.pins(wanted) == ['PyMySQL[rsa]==1.1.1', 'qemu.qmp==0.0.3']
+    pinned = 'PyMySQL==1.2.4\nqemu-qmp==0.0.6\npyOpenSSL==26.4.0\nkombu==5.7.0\n'
     assert lowest.others(pinned, wanted) == ['kombu==5.7.0']
 
 

@@ -81,12 +81,6 @@ def test_the_page_names_what_nova_does_not_bring():
     assert needed - {normal(name) for name in there} == set()
 
 
-def test_service_has_the_backend_that_it_chooses():
-    line, = (line for line in (TOP / 'requirements.txt').read_text().splitlines()
-             if line.startswith('oslo.service'))
-    assert line.startswith('oslo.service[threading]>=4.2.1')
-
-
 def test_packages_are_all_that_there_are():
     text = (TOP / 'setup.cfg').read_text()
     listed = set(re.search(r'packages =\n((?: +\S+\n)+)', text)[1].split())

@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 _NOT_HERE = {
     "Type", "ExecStart", "ExecStartPre", "ExecStartPost", "RuntimeDirectory",
     "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "StandardOutput", "StandardError",
-    "TimeoutStartSec", "TimeoutStopSec", "Restart", "RestartSec", "KillMode",
+    "TimeoutStartSec", "TimeoutStopSec", "WatchdogSec", "Restart", "RestartSec", "KillMode",
     "MemoryMax", "IOSchedulingClass", "IOSchedulingPriority",
 }  # fmt: skip
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")

@@ -1,95 +1,126 @@
-"""How ``glance-bootcache`` has oslo.service start its process, with whatever version of that.
+"""How ``glance-bootcache`` runs in one process, from its start to the signal that ends it."""
 
-tests/functional/test_service_start.py starts it with the one that is installed."""
-
-import contextlib
-import logging
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from fakes_manager import until
 from oslo_config import cfg
 
 from bootcache import exception
 from glance_bootcache.cli import service
 
-
-@pytest.mark.parametrize('launch, how', [
-    (lambda conf, service, workers=1, restart_method='reload', no_fork=False: None, {}),
-    (lambda conf, service, workers=1, restart_method='reload', no_fork=False,
-     start_method=None: None, {'start_method': 'fork'})], ids=['4.7', '4.8'])
-def test_it_is_said_that_it_forks_where_that_can_be_said(launch, how):
-    assert service._how_to_launch(launch) == how
-    launch(None, None, workers=1, **how)
-
-
-@pytest.mark.parametrize('line, is_told', [
-    # As 4.5.0 to 4.7.0 have it.
-    ('Service %s is not picklable with spawn; falling back to fork. Please make the service'
-     ' spawn-safe to avoid this fallback.', False),
-    ('Service %s is not picklable with spawn and fork is unavailable.', True),
-    ('no_fork=True: running service %s in main process', True)])
-def test_that_it_forks_is_no_news(caplog, line, is_told):
-    logger = logging.getLogger(service._FORKS_LOGGER)
-    logger.addFilter(service._is_no_fork)
-    try:
-        logger.warning(line, 'StorageService', exc_info=ValueError('cannot pickle'))
-    finally:
-        logger.removeFilter(service._is_no_fork)
-    assert bool(caplog.records) == is_told
-
-
 WORKS = """
 import os, sys, threading
 from glance_bootcache.cli import service as cli
 from oslo_config import cfg
-from oslo_service import service
 cfg.CONF([], project='bootcache', default_config_files=[], default_config_dirs=[])
-lock = cli._only_one(sys.argv[1])
+cfg.CONF.register_mutate_hook(lambda conf, changes: say('options'))
+how = sys.argv[1]
+lock = cli._only_one(sys.argv[2])
 
-class Works(service.Service):
+def say(text):
+    os.write(1, f'{text}\\n'.encode())
+
+class Works:
     def start(self):
-        super().start()
-        os.write(1, f'{os.getpid()} '.encode())
+        say('starts')
+        if how == 'fails':
+            raise OSError('it is broken')
+        if how == 'waits':
+            threading.Event().wait()
+        say('serves')
 
-    def stop(self, graceful=True):
-        threading.Event().wait()  # As long as a hash or a download may take.
+    def stop(self):
+        say('stops')
+        if how == 'hangs':
+            threading.Event().wait()
 
-service.launch(cfg.CONF, Works(), workers=1, **cli._how_to_launch(service.launch)).wait()
+sys.exit(cli._serve(cfg.CONF, Works()))
 """
 
 
-def test_the_state_directory_is_locked_for_as_long_as_anybody_works_on_it(tmp_path):
-    """The parent alone may be killed, as by the kernel that is short of memory."""
-    state = str(tmp_path / 'state')
-    parent = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', WORKS, state],
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    child = 0
-    try:
-        child = int(parent.stdout.read1().split()[0])
-        for _time in 'both work', 'the parent is dead':
-            with pytest.raises(exception.BootcacheError, match='another glance-bootcache works'):
-                service._only_one(state)
-            parent.kill()
-            parent.wait()
-    finally:
-        parent.kill()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child or parent.pid, signal.SIGKILL)
-        parent.stdout.close()
+class Process:
+    """The service's process, with something else in the place of its work."""
 
-    taken = []
+    def __init__(self, how, state):
+        self._process = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', WORKS, how, state], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True)
 
-    def is_free():
-        with contextlib.suppress(exception.BootcacheError):
-            taken.append(service._only_one(state))
-        return taken
+    def says(self, text):
+        assert self._process.stdout.readline() == f'{text}\n'
 
-    until(is_free, 'the lock')
-    os.close(taken[0])
+    def send(self, number):
+        self._process.send_signal(number)
+
+    def end(self):
+        """Return its exit code, and what it said last."""
+        out, _err = self._process.communicate(timeout=60)
+        return self._process.returncode, out
+
+    def close(self):
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def run(tmp_path):
+    started = []
+
+    def start(how):
+        started.append(Process(how, str(tmp_path / 'state')))
+        started[-1].says('starts')
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('how', ['serves', 'waits'])
+def test_a_signal_ends_it_while_it_serves_and_while_it_waits(run, how, number):
+    process = run(how)
+    if how == 'serves':
+        process.says('serves')
+    process.send(number)
+    assert process.end() == (0, 'stops\n')
+
+
+def test_options_are_read_again(run):
+    process = run('serves')
+    process.says('serves')
+    process.send(signal.SIGHUP)
+    process.says('options')
+    process.send(signal.SIGTERM)
+    assert process.end() == (0, 'stops\n')
+
+
+def test_a_second_sigterm_does_not_cut_its_stop_short_and_a_second_sigint_does(run):
+    process = run('hangs')
+    process.says('serves')
+    process.send(signal.SIGTERM)
+    process.says('stops')
+    process.send(signal.SIGTERM)
+    process.send(signal.SIGINT)
+    assert process.end() == (-signal.SIGINT, '')
+
+
+def test_what_keeps_it_from_serving_ends_it(run):
+    assert run('fails').end() == (1, 'stops\n')
+
+
+def test_the_state_directory_is_locked_for_as_long_as_it_works_on_it(run, tmp_path):
+    process, state = run('hangs'), str(tmp_path / 'state')
+    process.says('serves')
+    process.send(signal.SIGTERM)
+    process.says('stops')
+    with pytest.raises(exception.BootcacheError, match='another glance-bootcache works'):
+        service._only_one(state)
+    process.close()
+    os.close(service._only_one(state))
 
 
 def test_a_value_that_an_option_cannot_have_is_told(tmp_path, capsys, monkeypatch):

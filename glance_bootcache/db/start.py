@@ -6,7 +6,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache.exception import DatabaseAway, DatabaseUnusable
-from bootcache.news import News
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
 
@@ -21,17 +21,17 @@ def wait_for(conf: cfg.ConfigOpts) -> Database:
     :raises ConfigurationError: if the option cannot be used.
     :raises DatabaseUnusable: if somebody has to act; the message has the cure.
     """
-    database, news = Database(conf), News(LOG)
+    database, throttle = Database(conf), LogThrottle(LOG)
     while True:
         try:
             if database.is_default:
                 schema.sync(database)
             else:
                 schema.check(database)
-            news.mended('', 'the database answers')
+            throttle.recovered('', 'the database answers')
             return database
         except DatabaseUnusable:
             raise
         except DatabaseAway as error:
-            news.bad('', '%s; bases are served, and all else waits for it', error)
+            throttle.warning('', '%s; bases are served, and all else waits for it', error)
         time.sleep(_AGAIN_SECONDS)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from oslo_log import log as logging
 
 from bootcache.exception import BootcacheError
-from bootcache.news import News
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db.engine import Database
 
 LOG = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Writer:
         self._database = database
         self._sources = sources
         self._stopping = threading.Event()
-        self._news = News(LOG)
+        self._throttle = LogThrottle(LOG)
         self._thread = threading.Thread(target=self._run, name='bootcache-writer', daemon=True)
 
     def start(self) -> None:
@@ -83,8 +83,8 @@ class Writer:
     def _try_to_write(self, at_once: bool = False) -> None:
         try:
             self.write(at_once)
-            self._news.mended('', 'what hosts report can be written again')
+            self._throttle.recovered('', 'what hosts report can be written again')
         except BootcacheError as error:
-            self._news.bad('', 'what hosts report is not written yet: %s', error)
+            self._throttle.warning('', 'what hosts report is not written yet: %s', error)
         except Exception:
             LOG.exception('what hosts report cannot be written')

@@ -14,9 +14,10 @@ from importlib import metadata
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, rpcapi
+from bootcache import exception
 from bootcache.breaker import GrowingPauses
 from bootcache.news import News
+from bootcache.rpc import messages
 from nova_bootcache.asking import client
 from nova_bootcache.asking.placement import Offer
 from nova_bootcache.cache.cachefiles import CacheEntry
@@ -208,7 +209,7 @@ class HostUpkeep:
             elif self._has_gateway and self._has_connectors \
                     and self._host.certificates.are_right:
                 self._news.good(_SERVICE, 'bootcache %s, which speaks RPC %s, is ready: %s',
-                                _version(), rpcapi.VERSION, _described(self._host))
+                                _version(), messages.VERSION, _described(self._host))
 
 
 def _is_of_daemon(error: Exception) -> bool:

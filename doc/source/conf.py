@@ -4,11 +4,12 @@ import os
 import sys
 
 sys.path.insert(0, os.path.abspath('../..'))
+sys.path.insert(0, os.path.abspath('.'))
 
 project = 'bootcache'
 copyright = 'The bootcache developers'
 author = 'The bootcache developers'
-extensions = ['oslo_config.sphinxext', 'cliff.sphinxext', 'myst_parser']
+extensions = ['oslo_config.sphinxext', 'cliff.sphinxext', 'myst_parser', 'rpc_messages']
 templates_path = []
 exclude_patterns = []
 # Blocks are commands and configuration; what is Python says so.

@@ -16,8 +16,9 @@ from oslo_log import log as logging
 from oslo_service import service
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, logformat, optionfault, rpcapi, tier
+from bootcache import exception, logformat, optionfault, tier
 from bootcache.connectors import probe
+from bootcache.rpc import transport
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
 from glance_bootcache.cli import client
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.register_options(conf)
     glance_conf.register_opts(conf)
     conf.register_opts(glance_conf.default_opts)
-    messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
+    messaging.set_transport_defaults(control_exchange=transport.EXCHANGE)
     try:
         client.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
         # Reads each value, as oslo.service does: what is none at all keeps it from being started.

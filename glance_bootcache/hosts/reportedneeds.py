@@ -15,9 +15,8 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import savefile
-from glance_bootcache.door import arguments
-from glance_bootcache.door.doorkeeper import Refuse, left_out, pass_over
+from bootcache import naming, savefile
+from bootcache.rpc.report import HostReport
 from glance_bootcache.hosts.holdings import MOST_HOSTS
 
 LOG = logging.getLogger(__name__)
@@ -46,28 +45,10 @@ class _Told:
     is_cut: bool = False
 
 
-def parse(images: Any, refuse: Refuse = pass_over) -> frozenset[str] | None:
-    """Read what a host reports; what is no image's id is left out. Pure.
-
-    :param images: a list; anything else says nothing.
-    :param refuse: hears of what is left out.
-    """
-    entries = None
-    if images is not None:
-        with left_out(refuse):
-            entries = arguments.sequence('report.needs', images, arguments.MOST_IMAGES)
-    if entries is None:
-        return None
-    found = set()
-    for image_id in entries:
-        with left_out(refuse):
-            found.add(arguments.image_id('report.needs', image_id))
-    return frozenset(found)
-
-
 def _ages(document: Any) -> dict[str, _Told]:
     """Read the file's document: for how many seconds each host was silent when it was written."""
-    told = {str(name): _Told(float(host['seen']), parse(host['images']), bool(host.get('cut')))
+    told = {str(name): _Told(float(host['seen']), None if host['images'] is None else frozenset(
+        map(naming.canonical_image_id, host['images'])), bool(host.get('cut')))
             for name, host in document['hosts'].items()}
     written = float(document['written'])
     if not all(map(math.isfinite, (written, *(host.seen for host in told.values())))):
@@ -98,14 +79,12 @@ class ReportedNeeds:
         # How often something changed, and how many of these changes were written.
         self._changes = self._written = 0
 
-    def note(self, name: str, report: dict[str, Any] | None, refuse: Refuse = pass_over) -> None:
-        """Note what a host reports: see ``report_holdings`` in bootcache/rpcapi.py.
+    def note(self, name: str, report: HostReport | None) -> None:
+        """Note what a host reports.
 
         :param report: None if nothing has changed since its last one.
-        :param refuse: hears of what is left out.
         """
         now = self._clock()
-        images = parse(report.get('needs'), refuse) if isinstance(report, dict) else None
         with self._lock:
             known = self._hosts.get(name)
             if report is None:
@@ -114,8 +93,8 @@ class ReportedNeeds:
                 return
             if known is None and len(self._hosts) >= MOST_HOSTS:
                 self._make_room(now)
-            self._hosts[name] = _Told(now, images)
-            if known is None or known.images != images:
+            self._hosts[name] = _Told(now, report.needs)
+            if known is None or known.images != report.needs:
                 self._changes += 1
                 self._bound()
 

@@ -70,7 +70,7 @@ class Sending:
         """Make a snapshot, and serve it to one host, to be written.
 
         :param certificate: as ``Exporters.know`` names the host's exporter.
-        :returns: what the host is told: see ``begin_snapshot`` in rpcapi.py.
+        :returns: what the host is told: see BeginSnapshot.
         :raises BootcacheError: if that cannot be done; ``give_up`` removes what there is.
         """
         writable = store.begin(base, snapshot_id, virtual_bytes)

@@ -23,6 +23,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import Manifest
 from bootcache.news import News
+from bootcache.rpc.messages import BeginSnapshot
 from glance_bootcache import away
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.glance.images import Images
@@ -124,23 +125,24 @@ class SnapshotJobs:
         for workers in (self._workers, self._uploads):
             workers.shutdown(wait=False, cancel_futures=True)
 
-    # What hosts ask: see rpcapi.py. Nothing here waits.
+    # What hosts ask: see bootcache.rpc.messages. Nothing here waits.
 
-    def begin(self, image_id: str, snapshot_id: str, host: str, certificate: str, token: str,
-              virtual_bytes: int) -> dict[str, Any]:
+    def begin(self, message: BeginSnapshot) -> dict[str, Any]:
         """A host asks for a snapshot, or how far it is."""
+        snapshot_id = message.snapshot_id
         with self._lock:
             job = self._jobs.get(snapshot_id)
             if job is not None:
-                return self._heard(job, token)
-            base = self._images.load(image_id)
-            if reason := self._refusal(base, snapshot_id, host):
+                return self._heard(job, message.token)
+            base = self._images.load(message.image_id)
+            if reason := self._refusal(base, snapshot_id, message.host):
                 return {'refused': reason}
             assert base is not None
-            job = self._jobs[snapshot_id] = _Job(snapshot_id, base, host, token, virtual_bytes,
-                                                 new_export(), self._clock())
+            job = self._jobs[snapshot_id] = _Job(
+                snapshot_id, base, message.host, message.token, message.virtual_bytes,
+                new_export(), self._clock())
             self._removal.note_begun(snapshot_id)
-        self._submit(job, lambda: self._begin(job, image_id, certificate))
+        self._submit(job, lambda: self._begin(job, message.image_id, message.certificate))
         return {}
 
     def _refusal(self, base: Manifest | None, snapshot_id: str, host: str) -> str:

@@ -16,6 +16,7 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, qemuimg
+from bootcache.rpc.messages import AbandonSnapshot, BeginSnapshot, FinishSnapshot, UploadSnapshot
 from nova_bootcache import storagenode
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.storagenode import Encryption
@@ -96,7 +97,7 @@ class Snapshot:
     def begin(self) -> dict[str, Any]:
         """Have a copy of the base be made, and wait for it.
 
-        :returns: as of ``begin_snapshot`` in rpcapi.py.
+        :returns: as of BeginSnapshot.
         :raises SnapshotRefused: if there is none.
         """
         try:
@@ -114,10 +115,9 @@ class Snapshot:
         return told
 
     def _ask(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self._client.api.begin_snapshot(
+        return self._client.send(BeginSnapshot(
             self._image_id, self.snapshot_id, self._client.hostname, self._encryption.name(),
-            self._token, self._virtual_bytes)
-        return answer
+            self._token, self._virtual_bytes))
 
     def finish(self) -> str:
         """Tell that all was sent; return by what Glance finds it.
@@ -128,7 +128,7 @@ class Snapshot:
         self._check()
         self._is_placed = True
         told = self._until(
-            lambda: self._client.api.finish_snapshot(self.snapshot_id, self._token), 'url',
+            lambda: self._client.send(FinishSnapshot(self.snapshot_id, self._token)), 'url',
             'upload')
         if 'url' not in told:
             return ''
@@ -142,7 +142,7 @@ class Snapshot:
 
         :raises SnapshotRefused: if Glance does not take it, or nobody knows whether it does.
         """
-        self._until(lambda: self._client.api.upload_snapshot(self.snapshot_id, self._token),
+        self._until(lambda: self._client.send(UploadSnapshot(self.snapshot_id, self._token)),
                     'uploaded')
 
     def _until(self, ask: Callable[[], dict[str, Any]], *wanted: str,
@@ -228,7 +228,7 @@ class Snapshot:
         while True:
             why = ''
             try:
-                if self._client.api.abandon_snapshot(self.snapshot_id, self._token):
+                if self._client.send(AbandonSnapshot(self.snapshot_id, self._token)):
                     return
             except (messaging.MessagingException, exception.BootcacheError) as error:
                 why = f': {error}'

@@ -21,6 +21,7 @@ from test_file_snapshots import glance, home, place, plain_glance  # noqa: F401
 from bootcache import conf as bootcache_conf
 from bootcache import qemuimg
 from bootcache.manifest import Made, Manifest, Standing
+from bootcache.rpc.messages import AbandonSnapshot, BeginSnapshot, FinishSnapshot, UploadSnapshot
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.images import Images
 from glance_bootcache.snapshots.claims import Claims
@@ -75,19 +76,20 @@ class Bus:
     """The message bus: what a host says to the storage service, which may be another one by now."""
 
     def __init__(self, house):
-        self._house, self.hostname, self.api = house, HOST, self
+        self._house, self.hostname = house, HOST
 
-    def begin_snapshot(self, *arguments):
-        return self._house.jobs.begin(*arguments)
-
-    def finish_snapshot(self, *arguments):
-        return self._house.jobs.finish(*arguments)
-
-    def upload_snapshot(self, *arguments):
-        return self._house.jobs.upload(*arguments)
-
-    def abandon_snapshot(self, *arguments):
-        return self._house.jobs.abandon(*arguments)
+    def send(self, message):
+        jobs = self._house.jobs
+        match message:
+            case BeginSnapshot():
+                return jobs.begin(message)
+            case FinishSnapshot(snapshot_id, token):
+                return jobs.finish(snapshot_id, token)
+            case UploadSnapshot(snapshot_id, token):
+                return jobs.upload(snapshot_id, token)
+            case AbandonSnapshot(snapshot_id, token):
+                return jobs.abandon(snapshot_id, token)
+        raise AssertionError(message)
 
 
 class House:

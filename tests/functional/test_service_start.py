@@ -16,8 +16,8 @@ from service_process import cloud as cloud  # a fixture
 from service_process import images as images  # likewise
 from service_process import service as service  # likewise
 
-from bootcache import rpcapi
 from bootcache.manifest import Made, Manifest, Standing
+from bootcache.rpc import messages
 from glance_bootcache.storage.store import ImageStore
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -145,7 +145,7 @@ def test_running_servers_are_served_whatever_else_is_wrong(service, directory, o
 def test_it_tells_its_version(directory):
     argv, options = command(SERVICE, directory, '--version')
     done = subprocess.run(argv, capture_output=True, timeout=PATIENCE, **options)
-    assert done.returncode == 0 and f'(RPC {rpcapi.VERSION})' in done.stdout
+    assert done.returncode == 0 and f'(RPC {messages.VERSION})' in done.stdout
 
 
 def test_when_all_is_right_it_serves_and_ends_when_told(service, directory):

@@ -15,6 +15,7 @@ from glance_rbd import MIB, obtained
 from test_snapshot_rbd import LARGE, assert_same, names, overlaid, snapshots  # noqa: F401
 
 from bootcache import conf as bootcache_conf
+from bootcache.rpc.messages import AbandonSnapshot, BeginSnapshot, FinishSnapshot
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.snapshots.sending import Sending
@@ -43,16 +44,18 @@ class Bus:
     """The message bus: what a host says to the storage service, which may be another one by now."""
 
     def __init__(self, house):
-        self._house, self.hostname, self.api = house, HOST, self
+        self._house, self.hostname = house, HOST
 
-    def begin_snapshot(self, *arguments):
-        return self._house.jobs.begin(*arguments)
-
-    def finish_snapshot(self, *arguments):
-        return self._house.jobs.finish(*arguments)
-
-    def abandon_snapshot(self, *arguments):
-        return self._house.jobs.abandon(*arguments)
+    def send(self, message):
+        jobs = self._house.jobs
+        match message:
+            case BeginSnapshot():
+                return jobs.begin(message)
+            case FinishSnapshot(snapshot_id, token):
+                return jobs.finish(snapshot_id, token)
+            case AbandonSnapshot(snapshot_id, token):
+                return jobs.abandon(snapshot_id, token)
+        raise AssertionError(message)
 
 
 class House:

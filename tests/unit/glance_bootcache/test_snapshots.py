@@ -12,6 +12,7 @@ from oslo_utils.fixture import uuidsentinel
 
 from bootcache import exception, news
 from bootcache.manifest import Made, Manifest
+from bootcache.rpc.messages import BeginSnapshot
 from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage
@@ -47,8 +48,8 @@ def house(storage_conf, tmp_path):
 
     house.restart = restart
     house.begin = lambda snapshot=SNAPSHOT, token=TOKEN, host='one', image=IMAGE: ask(
-        house.jobs.begin, 'export', image_id=image, snapshot_id=snapshot, host=host,
-        certificate='CN=one', token=token, virtual_bytes=512)
+        house.jobs.begin, 'export', message=BeginSnapshot(image, snapshot, host, 'CN=one', token,
+                                                          512))
     house.finish = lambda wanted='url': ask(house.jobs.finish, wanted, snapshot_id=SNAPSHOT,
                                             token=TOKEN)
     house.upload = lambda: ask(house.jobs.upload, 'uploaded', snapshot_id=SNAPSHOT, token=TOKEN)
@@ -114,7 +115,8 @@ def test_an_error_of_our_own_is_told_and_removed(house):
 
 def test_what_is_given_up_while_it_begins(house):
     house.sends.goes_on.clear()
-    assert house.jobs.begin(IMAGE, SNAPSHOT, 'one', 'CN=one', TOKEN, 512) == {}
+    assert house.jobs.begin(
+        BeginSnapshot(IMAGE, SNAPSHOT, 'one', 'CN=one', TOKEN, 512)) == {}
     house.jobs.abandon(SNAPSHOT, TOKEN)
     house.sends.goes_on.set()
     house.until_stages()

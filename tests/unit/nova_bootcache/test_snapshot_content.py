@@ -17,6 +17,7 @@ from nova.virt.libvirt import imagebackend
 from oslo_utils.fixture import uuidsentinel
 
 from bootcache import naming
+from bootcache.rpc.messages import AbandonSnapshot, BeginSnapshot, FinishSnapshot
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.settling import fullbase
@@ -34,15 +35,16 @@ class Service:
     hostname = 'compute-1'
 
     def __init__(self):
-        self.api, self.content, self.export, self.abandoned = self, OURS, 'base-x', 0
+        self.content, self.export, self.abandoned = OURS, 'base-x', 0
 
-    def begin_snapshot(self, *arguments):
+    def send(self, message):
+        if isinstance(message, AbandonSnapshot):
+            self.abandoned += 1
+            return None
+        assert isinstance(message, BeginSnapshot)
         told = {'export': 'snapshot-x', 'server': ['127.0.0.1', 1], 'disk_format': 'raw',
                 'image_hash': self.content, 'base_export': self.export}
         return {key: value for key, value in told.items() if value is not None}
-
-    def abandon_snapshot(self, *arguments):
-        self.abandoned += 1
 
 
 @pytest.fixture
@@ -120,13 +122,14 @@ def test_a_large_one_is_waited_for_for_hours(host, monkeypatch, away):
                                       None), Clock()
     monkeypatch.setattr(sender, 'time', types.SimpleNamespace(monotonic=clock, sleep=clock.sleep))
 
-    def finish_snapshot(*_arguments):
+    def finish(message):
+        assert isinstance(message, FinishSnapshot)
         if 600 < clock.now - began < 600 + away:
             clock.sleep(10)
             raise messaging.MessagingTimeout('no answer')
         return {'url': 'bootcache://file/x'} if clock.now - began > 5 * 3600 else {}
 
-    began, host.service.finish_snapshot = clock.now, finish_snapshot
+    began, host.service.send = clock.now, finish
     assert snapshot.finish() == 'bootcache://file/x'
 
 
@@ -142,7 +145,7 @@ def test_one_that_a_service_of_an_earlier_version_has_begun_anew_is_not_finished
         asked.set()
         return {'export': 'snapshot-y'}
 
-    known.service.begin_snapshot = begun_anew
+    known.service.send = begun_anew
     with snapshot.kept():
         assert asked.wait(20)
     with pytest.raises(SnapshotRefused, match='begun it anew'):

@@ -253,6 +253,9 @@ Place = Annotated[tuple[str, int], Bound('a host and a port', _place)]
 Places = Annotated[tuple[tuple[str, int], ...], Bound(
     f'a list of at most {MOST_GIVERS} entries, each a host and a port',
     lambda value: tuple(map(_place, sequence(value, MOST_GIVERS))))]
+# A location as Glance takes it, with a scheme; empty if there is none.
+Url = Annotated[str, _matching(r'([a-z][a-z0-9+.-]*://[!-~]{1,1000})?',
+                               'a URL of at most 1000 characters')]
 # In base64.
 Binary = Annotated[bytes, Bound('a text in base64', lambda value: base64.b64decode(
     value, validate=True))]

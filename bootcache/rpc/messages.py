@@ -38,6 +38,7 @@ from bootcache.rpc.fields import (
     Sha256,
     Size,
     Token,
+    Url,
 )
 from bootcache.rpc.report import HostReport
 
@@ -416,7 +417,35 @@ class ReportExchange(Message[None]):
 # Of snapshots.
 
 @dataclasses.dataclass(frozen=True)
-class BeginSnapshot(Message[dict[str, Any]]):
+class SnapshotProgress:
+    """How far a snapshot is; with nothing set the host is to ask again.
+
+    :ivar refused: why it goes stock Nova's way, in one line.
+    :ivar server: host and port of the exporter that has it to be written.
+    :ivar tls: whether the exporter speaks TLS, and nothing else.
+    :ivar export: the exporter's name for it.
+    :ivar disk_format: of the image that it becomes.
+    :ivar image_hash: of the base's content.
+    :ivar base_export: the exporter's name for the base, which tells its content.
+    :ivar url: by which Glance can have it.
+    :ivar upload: no store of Glance registers it: see ``upload_snapshot``.
+    :ivar uploaded: Glance has it.
+    """
+
+    refused: Line = ''
+    server: Place | None = None
+    tls: bool = False
+    export: Name = ''
+    disk_format: Name = ''
+    image_hash: Name = ''
+    base_export: Name = ''
+    url: Url = ''
+    upload: bool = False
+    uploaded: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class BeginSnapshot(Message[SnapshotProgress]):
     """Have a snapshot be made that shares with its base, or ask how far that is.
 
     A host asks again and again, also while it sends: a silent host's snapshot is given up.
@@ -427,10 +456,7 @@ class BeginSnapshot(Message[dict[str, Any]]):
     :ivar token: a secret of the host's own, by which it is known to be the same.
     :ivar virtual_bytes: size of the server's disk.
 
-    The answer: ``refused`` (why it goes stock Nova's way, in one line); or, once it can be written,
-    ``server`` and ``tls`` (as of ``plan_boot``), ``export``, ``disk_format`` (of the image that it
-    becomes), ``image_hash`` and ``base_export`` (of what content the base is, likewise); nothing of
-    these before.
+    The answer: once it can be written, where and what it is to be.
     """
 
     image_id: ImageId
@@ -442,13 +468,12 @@ class BeginSnapshot(Message[dict[str, Any]]):
 
 
 @dataclasses.dataclass(frozen=True)
-class FinishSnapshot(Message[dict[str, Any]]):
+class FinishSnapshot(Message[SnapshotProgress]):
     """Tell that all of a snapshot was sent, or ask how far it is.
 
     :ivar token: as of ``begin_snapshot``.
 
-    The answer: ``refused``, as there; or, once Glance can have it, ``url``, or ``upload`` where no
-    store of Glance registers it (see ``upload_snapshot``); nothing before.
+    The answer: once Glance can have it, ``url`` or ``upload``.
     """
 
     snapshot_id: ImageId
@@ -456,7 +481,7 @@ class FinishSnapshot(Message[dict[str, Any]]):
 
 
 @dataclasses.dataclass(frozen=True)
-class UploadSnapshot(Message[dict[str, Any]]):
+class UploadSnapshot(Message[SnapshotProgress]):
     """Have a finished snapshot be uploaded, or ask how far that is.
 
     The image waits for its data, and has its formats: Nova has told Glance of it. It gets no
@@ -464,7 +489,7 @@ class UploadSnapshot(Message[dict[str, Any]]):
 
     :ivar token: as of ``begin_snapshot``.
 
-    The answer: ``refused``, as there; or, once Glance has it, ``uploaded``; nothing before.
+    The answer: once Glance has it, ``uploaded``.
     """
 
     snapshot_id: ImageId

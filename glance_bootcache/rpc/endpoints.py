@@ -126,15 +126,18 @@ class Endpoints:
         if not self._offers.note(message):
             self._unasked(message, 'file', 'not asked for by this host', message.host)
 
-    def begin_snapshot(self, ctxt: Any, message: messages.BeginSnapshot) -> dict[str, Any]:
+    def begin_snapshot(self, ctxt: Any, message: messages.BeginSnapshot
+                       ) -> messages.SnapshotProgress:
         """A compute host is about to send a snapshot of a server, or is at it."""
         return self._snapshots.begin(message)
 
-    def finish_snapshot(self, ctxt: Any, message: messages.FinishSnapshot) -> dict[str, Any]:
+    def finish_snapshot(self, ctxt: Any, message: messages.FinishSnapshot
+                       ) -> messages.SnapshotProgress:
         """A compute host has sent all of it."""
         return self._snapshots.finish(message.snapshot_id, message.token)
 
-    def upload_snapshot(self, ctxt: Any, message: messages.UploadSnapshot) -> dict[str, Any]:
+    def upload_snapshot(self, ctxt: Any, message: messages.UploadSnapshot
+                       ) -> messages.SnapshotProgress:
         """Nova has told Glance what its image is."""
         return self._snapshots.upload(message.snapshot_id, message.token)
 

@@ -21,7 +21,13 @@ from test_file_snapshots import glance, home, place, plain_glance  # noqa: F401
 from bootcache import conf as bootcache_conf
 from bootcache import qemuimg
 from bootcache.manifest import Made, Manifest, Standing
-from bootcache.rpc.messages import AbandonSnapshot, BeginSnapshot, FinishSnapshot, UploadSnapshot
+from bootcache.rpc.messages import (
+    AbandonSnapshot,
+    BeginSnapshot,
+    FinishSnapshot,
+    SnapshotProgress,
+    UploadSnapshot,
+)
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.images import Images
 from glance_bootcache.snapshots.claims import Claims
@@ -135,7 +141,7 @@ class House:
         """Return a snapshot that was sent, and where it is."""
         snapshot, overlay, wanted = self.snapshot()
         told = snapshot.begin()
-        assert told['disk_format'] == self.format
+        assert told.disk_format == self.format
         with snapshot.kept():
             snapshot.send(told, overlay)
         return snapshot, snapshot.finish(), wanted
@@ -284,7 +290,7 @@ def test_a_crash_leaves_nothing(house, glance, when, has_records):  # noqa: F811
     if when in ('placed', 'held'):
         # The service ends before it has said so to anybody.
         snapshot._is_placed = True
-        house.sending.finish(house.store, snapshot.snapshot_id, told['export'], LARGE,
+        house.sending.finish(house.store, snapshot.snapshot_id, told.export, LARGE,
                              lambda: None)
     if not has_records:
         os.unlink(house.images.state_path('snapshots.json'))
@@ -307,7 +313,7 @@ def test_a_crash_while_it_is_uploaded(house, plain_glance):  # noqa: F811
     snapshot, _url, _wanted = house.sent()
     house.describe(snapshot)
     house.uploads.goes_on.clear()
-    assert house.jobs.upload(snapshot.snapshot_id, snapshot._token) == {}
+    assert house.jobs.upload(snapshot.snapshot_id, snapshot._token) == SnapshotProgress()
     assert house.uploads.begun.wait(60)
     until(lambda: plain_glance.status(snapshot.snapshot_id) == 'saving', 'the upload')
     older, crashed = house.uploads, house.jobs

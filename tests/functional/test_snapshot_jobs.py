@@ -118,8 +118,8 @@ def test_a_snapshot_is_sent_and_glance_gets_it(house, glance_store):
     snapshot, overlay = house.snapshot('write -P 7 2M 300k', 'write -z 10M 1M',
                                        'write -P 9 50M 64k')
     told = snapshot.begin()
-    assert told['disk_format'] == 'raw' and told['tls'] is False
-    assert house.facts.image_id not in told['export'] and snapshot.snapshot_id not in told['export']
+    assert told.disk_format == 'raw' and told.tls is False
+    assert house.facts.image_id not in told.export and snapshot.snapshot_id not in told.export
     with snapshot.kept():
         snapshot.send(told, overlay)
     url = snapshot.finish()
@@ -128,9 +128,9 @@ def test_a_snapshot_is_sent_and_glance_gets_it(house, glance_store):
     assert_same(glance_store, snapshot.snapshot_id, overlay.path)
     # Nobody can write it any more.
     client = nbd.NBD()
-    client.set_export_name(told['export'])
+    client.set_export_name(told.export)
     with pytest.raises(nbd.Error):
-        client.connect_tcp('127.0.0.1', str(told['server'][1]))
+        client.connect_tcp('127.0.0.1', str(told.server[1]))
 
     house.jobs.once()
     assert [record.stage.value for record in house.records.all()] == ['finished']
@@ -261,7 +261,7 @@ def test_who_may_not(house):
     with pytest.raises(SnapshotRefused, match='another host'):
         other.finish()
     other.abandon()
-    assert 'export' in snapshot.begin()
+    assert snapshot.begin().export
     # Too many.
     house.conf.set_override('snapshots_per_host', 1, bootcache_conf.GROUP)
     with pytest.raises(SnapshotRefused, match='snapshots_per_host'):
@@ -279,8 +279,8 @@ def test_bytes_beyond_the_disk_cannot_be_written(house):
     snapshot, _overlay = house.snapshot()
     told = snapshot.begin()
     client = nbd.NBD()
-    client.set_export_name(told['export'])
-    client.connect_tcp('127.0.0.1', str(told['server'][1]))
+    client.set_export_name(told.export)
+    client.connect_tcp('127.0.0.1', str(told.server[1]))
     assert client.get_size() == LARGE
     client.set_strict_mode(0)
     with pytest.raises(nbd.Error):

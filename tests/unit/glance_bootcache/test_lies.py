@@ -19,7 +19,14 @@ from bootcache import exception
 from bootcache.exception import MessageRefused
 from bootcache.quoting import one_line, quoted
 from bootcache.rpc import fields
-from bootcache.rpc.messages import MESSAGES, VERSION, ExchangeOffer, HoldingsAnswer, StoredExport
+from bootcache.rpc.messages import (
+    MESSAGES,
+    VERSION,
+    ExchangeOffer,
+    HoldingsAnswer,
+    SnapshotProgress,
+    StoredExport,
+)
 from bootcache.workingset import MAX_EXTENTS
 from glance_bootcache.rpc import rejected
 from glance_bootcache.rpc.endpoints import Endpoints
@@ -116,6 +123,7 @@ def test_a_message_is_read_as_it_was_sent(method):
     ('report_holdings', HoldingsAnswer()), ('report_holdings', HoldingsAnswer((IMAGE,), True)),
     ('serve_stored', None), ('serve_stored', StoredExport(settle=False)),
     ('serve_stored', StoredExport(True, ('192.0.2.1', 1), True, 'a', 'b', 1, 'c', 'raw', 'd')),
+    ('begin_snapshot', SnapshotProgress()), ('finish_snapshot', SnapshotProgress(url='rbd://x')),
     ('exchange_cache', None), ('exchange_base', ExchangeOffer(again=1.5)),
     ('exchange_base', ExchangeOffer(b'torrent', (('a', 1), ('::1', 2)), (('a', 1),), True))],
     ids=str)
@@ -131,7 +139,9 @@ def test_an_answer_is_read_as_it_was_sent_and_what_is_new_is_ignored(method, ans
     ('report_holdings', {'resend': 1}), ('serve_stored', {}), ('serve_stored', 'no'),
     ('serve_stored', {'settle': True, 'server': ['a']}),
     ('serve_stored', {'settle': True, 'stored_bytes': -1}),
-    ('exchange_cache', {'torrent': '%'}), ('exchange_cache', {'peers': [['a', 0]]})], ids=str)
+    ('finish_snapshot', {'url': 'x'}), ('finish_snapshot', {'url': 'a://' + 'x' * 1001}),
+    ('upload_snapshot', {'uploaded': 1}), ('exchange_cache', {'torrent': '%'}), ('exchange_cache',
+        {'peers': [['a', 0]]})], ids=str)
 def test_an_answer_that_cannot_be_is_one_error(method, wrong):
     with pytest.raises(exception.AnswerInvalid, match=f'^{method}: ') as invalid:
         MESSAGES[method].read_answer(wrong)

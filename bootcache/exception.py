@@ -147,15 +147,19 @@ class BlockJobStalls(LibvirtHangs):
 
 
 class MessageRefused(BootcacheError):
-    """What somebody says on the message bus cannot be, or was not asked for.
+    """A message of the bus has a field that cannot be, or was not asked for.
 
-    :param field: of the message, by its name in bootcache/rpcapi.py.
+    :param field: of the message, by its name in bootcache.rpc.messages.
     :param why: what is wrong with it; of what it says no more than a short quotation.
     """
 
     def __init__(self, field: str, why: str):
         super().__init__(f'{field}: {why}')
         self.field, self.why = field, why
+
+
+class AnswerInvalid(BootcacheError):
+    """The storage service's answer to a message is not what the message declares."""
 
 
 class TooManyMessages(MessageRefused):

@@ -12,19 +12,20 @@ from oslo_log import log as logging
 from taskflow import task
 from taskflow.patterns import linear_flow
 
-from bootcache import rpcapi
+from bootcache.rpc.client import StorageClient
+from bootcache.rpc.messages import ImageRegistered
 from glance_bootcache import conf as glance_conf
 
 LOG = logging.getLogger(__name__)
 
-_api: rpcapi.StorageAPI | None = None
+_client: StorageClient | None = None
 
 
-def _storage_api() -> rpcapi.StorageAPI:
-    global _api
-    if _api is None:
-        _api = rpcapi.StorageAPI(cfg.CONF)
-    return _api
+def _storage_client() -> StorageClient:
+    global _client
+    if _client is None:
+        _client = StorageClient(cfg.CONF)
+    return _client
 
 
 class AnnounceImage(task.Task):  # type: ignore[misc]
@@ -40,7 +41,7 @@ class AnnounceImage(task.Task):  # type: ignore[misc]
     def execute(self) -> None:
         """Tell the storage service."""
         try:
-            _storage_api().image_registered(self._action_wrapper.image_id)
+            _storage_client().send(ImageRegistered(self._action_wrapper.image_id))
         except Exception as error:
             # The storage service hears of the image by notification as well.
             LOG.warning('image %s could not be announced to bootcache: %s',

@@ -8,7 +8,8 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, rpcapi
+from bootcache import exception
+from bootcache.rpc.messages import ExchangeWay
 from glance_bootcache.exchange.offers import Given
 
 LOG = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Metrics:
         totals = self._given.totals()
         core = importlib.import_module('prometheus_client.core')
         files = core.CounterMetricFamily('bootcache_exchange_files', _FILES, labels=['way'])
-        for way in rpcapi.WAYS:
+        for way in ExchangeWay:
             files.add_metric([way], totals[f'{way}_files'])
         sent = core.CounterMetricFamily('bootcache_exchange_bytes', _BYTES, labels=['giver'])
         for giver, name in _GIVERS.items():

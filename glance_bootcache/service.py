@@ -7,13 +7,12 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import bus, cacheimage, exception, optionfault, rpcapi
+from bootcache import bus, cacheimage, exception, optionfault
 from bootcache import conf as bootcache_conf
+from bootcache.rpc import messages, transport
 from glance_bootcache import startchecks
 from glance_bootcache.db import start
 from glance_bootcache.db.writer import Writer
-from glance_bootcache.door import doorkeeper
-from glance_bootcache.door.doorkeeper import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
@@ -29,8 +28,10 @@ from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.metrics import Metrics
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+from glance_bootcache.rpc import messagesize, validation
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.snapshots.claims import Claims
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.records import Records
@@ -95,7 +96,7 @@ class StorageService:
 
     def _start(self) -> None:
         conf = self._conf
-        doorkeeper.bound()
+        messagesize.register_bounds()
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         store.sweep_forgotten()
         exporter = Exporters(conf, store.state_path('clients.json'))
@@ -146,16 +147,16 @@ class StorageService:
         self._started.append(warming)
         listener = get_listener(conf, events)
         listener.start()
-        refusals, offers = Refusals(), ExchangeOffers(conf, store, tiers)
+        rejected, offers = RejectedMessages(), ExchangeOffers(conf, store, tiers)
         self._started.append(Metrics(conf, offers.given))
-        server = doorkeeper.get_server(
-            rpcapi.get_transport(conf), conf.host,
+        server = validation.get_server(
+            transport.get_transport(conf), conf.host,
             Endpoints(manager, ReportedBoots(conf, store, exporter, manager, tiers), hosts,
                       Operators(store, tiers, manager, hosts, offers.given), warming, needs,
-                      refusals, offers, snapshots), refusals)
+                      rejected, offers, snapshots), rejected)
         server.start()
         self._started += [server, listener]
-        LOG.info('glance-bootcache serves, and speaks RPC %s', rpcapi.VERSION)
+        LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)
 
     def stop(self) -> None:
         """Stop taking work, give up what is in hand. The exporter goes on serving."""

@@ -8,10 +8,11 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as shared
-from bootcache import exception, optionfault, rpcapi, tier
+from bootcache import exception, optionfault, tier
 from bootcache.ceph.rights import RbdAccess
 from bootcache.connectors import connectors
 from bootcache.exchange import limits
+from bootcache.rpc import transport
 from bootcache.tier import TierLimits
 from nova_bootcache.gateway import sharedstore
 from nova_bootcache.storagenode import Encryption
@@ -345,7 +346,7 @@ def check(conf: cfg.ConfigOpts) -> None:
         limits.read(conf)
     shared.warn_unused(conf, 'compute_memory_quota', 'compute_memory_directory')
     # Nothing is connected yet.
-    rpcapi.get_transport(conf).cleanup()
+    transport.get_transport(conf).cleanup()
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:

@@ -14,7 +14,8 @@ from importlib import metadata
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, rpcapi
+from bootcache import exception
+from bootcache.rpc import messages
 from bootcache.util.backoff import Backoff
 from bootcache.util.logthrottle import LogThrottle
 from nova_bootcache.asking import client
@@ -206,7 +207,7 @@ class HostUpkeep:
             elif self._has_gateway and self._has_connectors \
                     and self._host.certificates.are_right:
                 self._throttle.ready(_SERVICE, 'bootcache %s, which speaks RPC %s, is ready: %s',
-                                     _version(), rpcapi.VERSION, _described(self._host))
+                                     _version(), messages.VERSION, _described(self._host))
 
 
 def _is_of_daemon(error: Exception) -> bool:

@@ -7,7 +7,6 @@ carries them is not. A file tells what is wrong with the bus; who calls looks th
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
+from bootcache.rpc import client
+from bootcache.rpc.fields import plain
+from bootcache.rpc.messages import Message
 from bootcache.util.backoff import CircuitBreaker
 
 AWAY, FROZEN = 'away', 'frozen'
@@ -28,7 +29,7 @@ def fault_path(directory: str) -> Path:
     return Path(directory, 'bus-fault')
 
 
-class StorageAPI(rpcapi.StorageAPI):
+class StageClient(client.StorageClient):
     """A compute host's client.
 
     :param directory: of the stage.
@@ -36,16 +37,11 @@ class StorageAPI(rpcapi.StorageAPI):
 
     def __init__(self, conf: cfg.ConfigOpts, directory: str):
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
-        self._breaker = CircuitBreaker(rpcapi._SILENT_CALLS, rpcapi._SILENCE_SECONDS)
+        self._breaker = CircuitBreaker(client._SILENT_CALLS, client._SILENCE_SECONDS)
         self._directory = directory
 
-    def _call(self, method: str, *, seconds: float | None = None, counts: bool = True,
-              **arguments: Any) -> Any:
-        limit = min(seconds or self._timeout, self._timeout)
-        return self._unless_silent(lambda: self._ask(limit, method, arguments), counts)
-
-    def _cast(self, method: str, **arguments: Any) -> None:
-        self._unless_silent(lambda: self._ask(self._timeout, method, arguments))
+    def _deliver(self, message: Message[Any], limit: float) -> Any:
+        return self._ask(limit, message.method, plain(message))
 
     def _ask(self, seconds: float, method: str, arguments: dict[str, Any]) -> Any:
         fault = fault_path(self._directory)
@@ -76,14 +72,14 @@ class Server:
     """The storage service's end.
 
     :param directory: of the stage.
-    :param endpoints: the product's.
+    :param dispatcher: calls the product's endpoints.
     """
 
-    def __init__(self, directory: str, endpoints: Any):
+    def __init__(self, directory: str, dispatcher: Any):
         with contextlib.suppress(FileNotFoundError):
             Path(directory, 'bus').unlink()
         self._listener = Listener(f'{directory}/bus', backlog=16, authkey=_KEY)
-        self._endpoints = endpoints
+        self._dispatcher = dispatcher
         self._is_closed = False
 
     def start(self) -> None:
@@ -109,9 +105,8 @@ class Server:
     def _answer(self, connection: Connection) -> None:
         with connection, contextlib.suppress(OSError, EOFError):
             method, arguments = connection.recv()
-            call: Callable[..., Any] = getattr(self._endpoints, method)
             try:
-                answer = True, call({}, **arguments)
+                answer = True, self._dispatcher.call(method, arguments)
             except Exception as error:
                 answer = False, (type(error).__name__, str(error))
             connection.send(answer)

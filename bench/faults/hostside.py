@@ -16,10 +16,11 @@ from oslo_messaging import conffixture
 from bench.faults import bus
 from bench.faults.storageside import files, log_to
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, qemuimg, rpcapi
+from bootcache import exception, naming, qemuimg
 from bootcache.connectors import connectors
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import upkeep
+from nova_bootcache.asking import client
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.gateway import graph, hostclones
@@ -118,7 +119,7 @@ class HostSide:
         settler.LONGEST_SECONDS = 5
         hostclones._SWEEP_SECONDS = hostclones._FRESH_SECONDS = connectors._FRESH_SECONDS = 5
         if 'transport_url' not in options:
-            rpcapi.StorageAPI = lambda conf: bus.StorageAPI(  # type: ignore[misc,assignment]
+            client.StorageClient = lambda conf: bus.StageClient(  # type: ignore[attr-defined,assignment]
                 conf, directory)
         conf = cfg.ConfigOpts()
         conf([], project='nova', default_config_files=[], default_config_dirs=[])

@@ -21,7 +21,8 @@ from bench import owncloud
 from bench.faults import cloudplan
 from bench.faults.cloudplan import EXPORTER, GATEWAY, SECONDS, CloudRow, Moment
 from bench.faults.report import Outcome
-from bootcache import naming, rpcapi
+from bootcache import naming
+from bootcache.rpc import messages, transport
 from tools.cloud import records
 from tools.cloud.bootcache import DRIVER, STORAGE_SERVICE, BootcacheCloud
 from tools.cloud.client import ClientError
@@ -84,7 +85,8 @@ class CloudLife:
         if None in self._cloud.services().values():
             self._cloud.up(DRIVER)
         services = self._tenant.openstack.nova.services
-        queues = 'conductor', 'scheduler', f'compute.{self._cloud.hosts[0].hostname}', rpcapi.TOPIC
+        queues = ('conductor', 'scheduler', f'compute.{self._cloud.hosts[0].hostname}',
+                  transport.TOPIC)
 
         def is_ready() -> bool:
             [compute] = services.list(binary='nova-compute')
@@ -93,7 +95,7 @@ class CloudLife:
                 # What is sent to a queue that nobody has is lost.
                 return False
             with contextlib.suppress(messaging.MessagingException):
-                self._tenant.storage_api.get_image(rpcapi.NO_IMAGE)
+                self._tenant.storage_client.send(messages.GetImage(messages.NO_IMAGE))
                 return True
             return False
         wait_until(is_ready, 'that the services of Nova and bootcache answer', _READY_SECONDS)

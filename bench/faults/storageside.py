@@ -25,18 +25,20 @@ from oslo_messaging import conffixture
 from bench.faults import bus
 from bench.replay import netns
 from bootcache import conf as bootcache_conf
-from bootcache import properties, rpcapi
+from bootcache import properties
 from bootcache.connectors import connectors
+from bootcache.rpc import messages, transport
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import service
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.door.doorkeeper import Rates
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import cephbases
 from glance_bootcache.profileboot.job import BuildJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+from glance_bootcache.rpc import validation
+from glance_bootcache.rpc.ratelimit import RateLimiter
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 
@@ -140,26 +142,24 @@ class _ProfileBoots(NovaProfileBoots):
             image.image_id, image.image_hash, virtual_bytes, 4096, extents), 'marker', 1.0)
 
 
-class _Door:
-    """What the stage's bus calls: the product's endpoints, behind its doorkeeper."""
+class _Dispatcher:
+    """What the stage's bus calls: the product's endpoints, behind its validation."""
 
-    def __init__(self, endpoints: Any, refusals: Any):
+    def __init__(self, endpoints: Any, rejected: Any):
         # Hosts of a stage do in seconds what others do in hours.
-        self._doorkeeper = service.doorkeeper.Doorkeeper(
-            messaging.RPCDispatcher([endpoints], None), refusals,
-            Rates(lambda: 1000 * time.monotonic()))
+        self._dispatcher = validation.ValidatingDispatcher(
+            messaging.RPCDispatcher([endpoints], None), rejected,
+            RateLimiter(lambda: 1000 * time.monotonic()))
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(context: dict[str, Any], **said: Any) -> Any:
-            try:
-                return self._doorkeeper.dispatch(SimpleNamespace(
-                    message={'method': method, 'args': said, 'version': rpcapi.VERSION},
-                    ctxt=context, client_timeout=None))
-            except messaging.ExpectedException as expected:
-                error = expected.exc_info[1]
-            raise error
-
-        return call
+    def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Answer a message as the service does; raises what its sender is told."""
+        try:
+            return self._dispatcher.dispatch(SimpleNamespace(
+                message={'method': method, 'args': arguments, 'version': messages.VERSION},
+                ctxt={}, client_timeout=None))
+        except messaging.ExpectedException as expected:
+            error = expected.exc_info[1]
+        raise error
 
 
 class StorageSide:
@@ -190,7 +190,7 @@ class StorageSide:
         cephbases._SWEEP_SECONDS = connectors._FRESH_SECONDS = 5
         without_bus: tuple[tuple[Any, str, Any], ...] = (
             (service, 'get_listener', self._listener),
-            (rpcapi, 'get_transport', lambda conf: None))
+            (transport, 'get_transport', lambda conf: None))
         if 'transport_url' in options:
             conffixture.ConfFixture(conf)
             without_bus = ((service, 'get_listener', self._heard(service.get_listener)),)
@@ -234,13 +234,13 @@ class StorageSide:
     def _server(self, directory: str) -> tuple[Any, str, Any]:
         """Return what makes the RPC server, and where it has its place: one of the stage's bus, or
         the real one."""
-        real = service.doorkeeper.get_server
+        real = validation.get_server
 
-        def make(transport: Any, name: str, endpoints: Any, refusals: Any) -> Any:
+        def make(transport_: Any, name: str, endpoints: Any, rejected: Any) -> Any:
             self._endpoints = endpoints
-            return bus.Server(directory, _Door(endpoints, refusals)) if directory \
-                else real(transport, name, endpoints, refusals)
-        return service.doorkeeper, 'get_server', make
+            return bus.Server(directory, _Dispatcher(endpoints, rejected)) if directory \
+                else real(transport_, name, endpoints, rejected)
+        return validation, 'get_server', make
 
     def look(self, image_id: str) -> None:
         """Hear of an image from Glance: it was registered, changed, or deleted."""
@@ -255,14 +255,16 @@ class StorageSide:
         :param peer: where its exchange would be.
         """
         manifest = self._store.load(image_id)
-        self._endpoints.plan_boot({}, image_id, 'host-0', '', None)
+        self._endpoints.plan_boot({}, messages.PlanBoot(image_id, 'host-0', ''))
         return manifest is not None and manifest.made.cache_image is not None \
             and self._endpoints.exchange_cache(
-                {}, image_id, 'host-0', manifest.made.cache_image.sha256, *peer, '') is not None
+                {}, messages.ExchangeCache(
+                    image_id, 'host-0', manifest.made.cache_image.sha256, *peer, rack=''
+                )) is not None
 
     def promote(self, image_id: str) -> None:
         """Be asked for an image's cache image in memory."""
-        self._endpoints.promote_image({}, image_id)
+        self._endpoints.promote_image({}, messages.PromoteImage(image_id))
 
     def state(self, image_id: str) -> tuple[str, str, bool, bool]:
         """Return an image's standing, the reason, whether there is a base, and a cache image."""

@@ -19,7 +19,7 @@ from bench.faults.hostside import HostSide
 from bench.faults.kinds import HOST, STORAGE
 from bench.faults.storageside import StorageSide
 from bench.replay import children
-from bootcache import rpcapi
+from bootcache.rpc import messages
 
 TOP = Path(__file__).resolve().parents[2]
 _PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
@@ -68,7 +68,7 @@ class VersionedHost(HostSide):
 
     def version(self) -> str:
         """Return the version of the RPC API that it has."""
-        return rpcapi.VERSION
+        return messages.VERSION
 
     def end(self) -> None:
         """Stop as nova-compute does when it is restarted; the gateway goes on."""
@@ -82,7 +82,7 @@ class VersionedStorage(StorageSide):
 
     def version(self) -> str:
         """Return the version of the RPC API that it has."""
-        return rpcapi.VERSION
+        return messages.VERSION
 
     def end(self) -> None:
         """Stop as the unit does when it is restarted; the exporter goes on."""

@@ -5,7 +5,6 @@ other; the storage service would tell them when they ask. What it learns later, 
 of a file, changes nothing here.
 """
 
-import base64
 import dataclasses
 from typing import Any
 
@@ -14,6 +13,7 @@ from bench.replay.cluster import Cluster
 from bench.replay.host import HostChild, Image
 from bench.replay.peers import Ours
 from bootcache.exchange import patience
+from bootcache.rpc.messages import ExchangeOffer
 from glance_bootcache.exchange.offers import Lines
 from nova_bootcache.gateway import arrivingimage
 
@@ -36,9 +36,8 @@ def offered(made: Cluster, image: Image, hosts: int) -> list[Image]:
         told = lines.join(image.image_id, name, own, '')
         found.append(dataclasses.replace(image, answer={
             **image.answer, 'others': number > 0, _ENTRY: {
-                'address': own[0], 'tls': certificates[name], 'answer': {
-                    'torrent': base64.b64encode(torrent).decode(),
-                    'peers': [list(peer) for peer in told], 'reserve': [list(storage)]}}}))
+                'address': own[0], 'tls': certificates[name],
+                'answer': ExchangeOffer(torrent, tuple(told), (storage,))}}))
     return found
 
 

@@ -22,10 +22,11 @@ from bench.replay import netns, player
 from bench.replay.node import GATEWAY_SOCKET, HOST_DIRECTORY, IMAGE_PORT
 from bench.replay.trace import Trace
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
 from bootcache.connectors.starter import Starter
+from bootcache.rpc.messages import ExchangeCache, HoldingsAnswer, Message, PlanBoot, ReportHoldings
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import conf as nova_conf
+from nova_bootcache.asking import client
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.tiers import fetches
@@ -75,18 +76,13 @@ class Service:
         # From whom cache images are to be had, by image.
         self.exchanged: dict[str, dict[str, Any]] = {}
 
-    def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None, owner: str = '',
-                  certificate: str = '') -> dict[str, Any]:
+    def send(self, message: Message[Any]) -> Any:
         """Answer as the storage service does."""
-        return self.answers[image_id]
-
-    def exchange_cache(self, image_id: str, *_membership: Any) -> dict[str, Any] | None:
-        """Answer as the storage service does."""
-        return self.exchanged.get(image_id)
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *arguments, **named: None
+        if isinstance(message, PlanBoot):
+            return self.answers[message.image_id]
+        if isinstance(message, ExchangeCache):
+            return self.exchanged.get(message.image_id)
+        return HoldingsAnswer() if isinstance(message, ReportHoldings) else None
 
 
 def daemon_cpu(pid: int | None) -> float:
@@ -185,7 +181,7 @@ class HostChild:
         netns.sharp_timers()
         self.directory = Path(HOST_DIRECTORY)
         self.service = Service()
-        rpcapi.StorageAPI = lambda conf: self.service  # type: ignore[misc,assignment,return-value]
+        client.StorageClient = lambda conf: self.service  # type: ignore[attr-defined,assignment,return-value]
         self._compute: ComputeHost | None = None
         # More of the product's options, until the host is reset.
         self.options: dict[str, str] = {}

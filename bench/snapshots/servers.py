@@ -18,6 +18,7 @@ from typing import Any
 from bench.replay import netns
 from bench.snapshots.guestwrites import BLOCK, PIECES
 from bootcache import qemuimg
+from bootcache.rpc.messages import SnapshotProgress
 from nova_bootcache import storagenode
 
 _SEND_SECONDS = 1800
@@ -90,13 +91,13 @@ def at_host(host: str, call: Callable[[], None]) -> None:
     done.result()
 
 
-def send(host: str, told: dict[str, Any], disk: Disk) -> None:
+def send(host: str, told: SnapshotProgress, disk: Disk) -> None:
     """Send what a disk holds, as a host does: see sender.py.
 
     :param told: what the storage service tells the host.
     """
-    name, port = told['server']
-    node = storagenode.nbd_node(str(name), int(port), str(told['export']))
+    assert told.server is not None
+    node = storagenode.nbd_node(*told.server, told.export)
     at_host(host, lambda: qemuimg.send_own(disk.path, disk.base, disk.base_format, node,
                                            seconds=_SEND_SECONDS, check=lambda: None))
 

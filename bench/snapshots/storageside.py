@@ -16,6 +16,7 @@ from bench.snapshots.servers import virtual_bytes
 from bench.snapshots.stores import configured
 from bootcache import naming, workingset
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
+from bootcache.rpc.messages import PlanBoot
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache.db import start
 from glance_bootcache.decisions import ImageFacts
@@ -109,7 +110,7 @@ class StorageSide:
         manifest = self._known(image_id)
         if manifest.made.cache_image is None:
             raise RuntimeError(f'{image_id} has no cache image: {manifest.reason}')
-        return {'answer': self._boots.plan_boot(image_id, 'host', '', None),
+        return {'answer': self._boots.plan_boot(PlanBoot(image_id, 'host', '')),
                 'seconds': seconds,
                 'difference_seconds': seconds - manifest.made.cache_image.build_seconds}
 

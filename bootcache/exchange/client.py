@@ -167,8 +167,7 @@ class Exchanged:
         fetches it compares another hash.
     :ivar peers: who has pieces of it, or is about to.
     :ivar reserve: who is asked as well when these do not go on: the storage node.
-    :ivar has_slot: whether the storage service has given a slot with it; see ``take_slot`` in
-        rpcapi.
+    :ivar has_slot: whether the storage service has given a slot with it; see TakeSlot.
     """
 
     torrent: bytes

@@ -9,8 +9,8 @@ sys.path.insert(0, os.path.abspath('_ext'))
 project = 'bootcache'
 copyright = 'The bootcache developers'
 author = 'The bootcache developers'
-extensions = ['oslo_config.sphinxext', 'cliff.sphinxext', 'myst_parser',
-              'databasetables']
+extensions = ['oslo_config.sphinxext', 'cliff.sphinxext', 'myst_parser', 'databasetables',
+              'rpc_messages']
 templates_path = []
 exclude_patterns = []
 # Blocks are commands and configuration; what is Python says so.

@@ -155,7 +155,7 @@ class OpenClones:
     def told(self, manifest: Manifest) -> dict[str, Any]:
         """Return what hosts are told that may read a base from Ceph themselves.
 
-        :returns: ``rbd``, see ``plan_boot`` in rpcapi.py; empty if there is nothing, or it is not
+        :returns: ``rbd``, see PlanBoot; empty if there is nothing, or it is not
             known yet.
         """
         path = manifest.made.base_path

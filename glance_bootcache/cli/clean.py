@@ -7,8 +7,9 @@ from typing import Any
 from glanceclient import exc as glance_exceptions
 from keystoneauth1 import exceptions as ks_exceptions
 
-from bootcache import exception, rpcapi
+from bootcache import exception
 from bootcache.quoting import one_line
+from bootcache.rpc import messages
 from glance_bootcache.cli.arguments import image_id
 from glance_bootcache.cli.client import Away
 from glance_bootcache.cli.listing import Listing
@@ -71,7 +72,7 @@ class Clean(Listing):
 
     def _refuse_if_served(self) -> None:
         try:
-            self.app.storage_api().get_image(rpcapi.NO_IMAGE)
+            self.app.storage_client().send(messages.GetImage(messages.NO_IMAGE))
         except Away:
             return
         raise exception.BootcacheError(

@@ -4,16 +4,18 @@ import datetime
 import os
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_messaging import opts as messaging_opts
 
-from bootcache import bus, exception, optionfault, rpcapi, tls
+from bootcache import bus, exception, optionfault, tls
 from bootcache import conf as bootcache_conf
 from bootcache.exception import ConfigurationError
 from bootcache.quoting import one_line
+from bootcache.rpc import messages, transport
+from bootcache.rpc.client import StorageClient
+from bootcache.rpc.messages import Answer, Message
 
 # AMQP's codes: access refused, and not allowed.
 _REFUSALS = (403, 530)
@@ -36,43 +38,43 @@ class TooOld(exception.BootcacheError):
 class ServiceClient:
     """The storage service's client, with errors that tell an operator what to do.
 
-    :param api: what it calls; it has the same methods.
+    :param client: sends the messages.
     :param bus: the message bus, as people are told of it.
     """
 
-    def __init__(self, api: rpcapi.StorageAPI, bus: str):
-        self._api = api
+    def __init__(self, client: StorageClient, bus: str):
+        self._client = client
         self._bus = bus
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._api, name)
+    def send(self, message: Message[Answer]) -> Answer:
+        """Send a message, and return its answer.
 
-        def call(*arguments: Any) -> Any:
-            try:
-                return method(*arguments)
-            except messaging.MessagingTimeout as error:
-                raise Away(
-                    f'the storage service does not answer on the message bus {self._bus}; is'
-                    ' glance-bootcache running there ("systemctl status glance-bootcache" on the'
-                    ' storage node), and is this its transport_url?') from error
-            except messaging.MessageDeliveryFailure as error:
-                if _is_refusal(error.__cause__):
-                    raise self._not_let_in(error.__cause__) from error
-                raise Away(f'the storage service does not answer, as the message bus {self._bus}'
-                           f' cannot be used: {one_line(error)}') from error
-            except (messaging.UnsupportedVersion, messaging.NoSuchMethod) as error:
+        :raises BootcacheError: with what an operator can do.
+        """
+        try:
+            return self._client.send(message)
+        except messaging.MessagingTimeout as error:
+            raise Away(
+                f'the storage service does not answer on the message bus {self._bus}; is'
+                ' glance-bootcache running there ("systemctl status glance-bootcache" on the'
+                ' storage node), and is this its transport_url?') from error
+        except messaging.MessageDeliveryFailure as error:
+            if _is_refusal(error.__cause__):
+                raise self._not_let_in(error.__cause__) from error
+            raise Away(f'the storage service does not answer, as the message bus {self._bus}'
+                       f' cannot be used: {one_line(error)}') from error
+        except (messaging.UnsupportedVersion, messaging.NoSuchMethod) as error:
+            raise _too_old() from error
+        except messaging.RemoteError as error:
+            if error.exc_type in _TOO_OLD:
                 raise _too_old() from error
-            except messaging.RemoteError as error:
-                if error.exc_type in _TOO_OLD:
-                    raise _too_old() from error
-                raise Refused(
-                    f'the storage service refused: {one_line(error.value)}') from error
-            except Exception as error:
-                if not bus.is_transports(error):
-                    raise
-                # oslo.messaging passes on what a broker answers that does not let us in.
-                raise self._not_let_in(error) from error
-        return call
+            raise Refused(
+                f'the storage service refused: {one_line(error.value)}') from error
+        except Exception as error:
+            if not bus.is_transports(error):
+                raise
+            # oslo.messaging passes on what a broker answers that does not let us in.
+            raise self._not_let_in(error) from error
 
     def _not_let_in(self, error: BaseException | None) -> Away:
         return Away(f'the message bus refuses {self._bus}: {one_line(error)}; correct user,'
@@ -104,7 +106,7 @@ def version() -> str:
         installed = metadata.version('bootcache')
     except metadata.PackageNotFoundError:
         installed = 'not installed'
-    return f'{installed} (RPC {rpcapi.VERSION})'
+    return f'{installed} (RPC {messages.VERSION})'
 
 
 def read(conf: cfg.ConfigOpts, prog: str, arguments: Sequence[str] = (),
@@ -153,7 +155,7 @@ def check_transport(conf: cfg.ConfigOpts) -> None:
             f' of {_read(conf)}; set it to the storage service\'s, as in'
             ' rabbit://user:password@host:5672/')
     # Nothing is connected yet.
-    rpcapi.get_transport(conf).cleanup()
+    transport.get_transport(conf).cleanup()
 
 
 def _named(error: cfg.Error) -> str:

@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 from bootcache.quoting import one_line
+from bootcache.rpc.messages import EvictImage, ImageHosts, ListHosts
 from glance_bootcache.cli.arguments import instead
+from glance_bootcache.cli.client import ServiceClient
 from glance_bootcache.cli.listing import ProgressLine, WaitingLister, names
 
 _COLUMNS = ('image_id', 'host', 'outcome')
@@ -60,8 +62,8 @@ class _Watch:
     :ivar hosts: by image and host.
     """
 
-    def __init__(self, api: Any, progress: ProgressLine):
-        self._api = api
+    def __init__(self, client: ServiceClient, progress: ProgressLine):
+        self._client = client
         self._progress = progress
         self.hosts: dict[tuple[str, str], _Host] = {}
 
@@ -72,7 +74,7 @@ class _Watch:
         """
         known: set[str] | None = None
         for image in dict.fromkeys(image for image, _host in self._pending()):
-            answer = self._api.image_hosts(image)
+            answer = self._client.send(ImageHosts(image))
             holders = {entry['host']: entry for entry in answer['hosts']} if answer else {}
             for name in [host for one, host in self._pending() if one == image]:
                 if name in holders:
@@ -80,7 +82,7 @@ class _Watch:
                     continue
                 # A storage service that was restarted knows a host when it has reported again.
                 if known is None:
-                    known = {entry['host'] for entry in self._api.list_hosts()}
+                    known = {entry['host'] for entry in self._client.send(ListHosts())}
                 if name in known:
                     self._outcome(image, name, GONE)
         self.show()
@@ -153,13 +155,13 @@ class Evict(WaitingLister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Tell the service, and watch what comes of it."""
-        api = self.app.storage_api()
+        client = self.app.storage_client()
         wanted = parsed_args.hosts and list(dict.fromkeys(parsed_args.hosts))
         progress = self.app.progress()
-        watch = _Watch(api, progress)
+        watch = _Watch(client, progress)
         try:
             answers = self.ask_each(parsed_args.images,
-                                    lambda image: api.evict_image(image, wanted))
+                                    lambda image: client.send(EvictImage(image, wanted)))
             for image, holders in answers.items():
                 for name in wanted or holders:
                     watch.hosts[image, name] = _Host(LEAVING if name in holders else NOT_HELD)

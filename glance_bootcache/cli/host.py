@@ -5,6 +5,7 @@ from typing import Any
 
 from bootcache import exception
 from bootcache.quoting import one_line
+from bootcache.rpc.messages import HostBases, ListHosts
 from bootcache.tier import Medium
 from glance_bootcache.cli.client import utc
 from glance_bootcache.cli.listing import Listing
@@ -34,7 +35,7 @@ class HostList(Listing):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
-        hosts = self.app.storage_api().list_hosts()
+        hosts = self.app.storage_client().send(ListHosts())
         self.nothing = _NO_HOST
         if parsed_args.unsettled:
             if hosts:
@@ -47,9 +48,9 @@ class HostList(Listing):
                    'certificates_end')
         return columns, [
             (one_line(host['host']), round(host['seen']), _state(host), host['images'],
-             (host.get('waiting') or {}).get('servers'),
+             (host['paused'] or {}).get('servers'),
              *(value for tier in tiers for value in _used_and_quota(host, tier)),
-             one_line(host.get('rpc')) or None, _date(host.get('certificates_end')))
+             one_line(host['rpc']) or None, _date(host['certificates_end']))
             for host in hosts]
 
 
@@ -70,7 +71,7 @@ class HostShow(Listing):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
-        answer = self.app.storage_api().host_bases(parsed_args.host)
+        answer = self.app.storage_client().send(HostBases(parsed_args.host))
         if answer is None:
             raise exception.BootcacheError(
                 f'host {parsed_args.host} has not reported to the storage service; "bootcache host'
@@ -82,9 +83,10 @@ class HostShow(Listing):
                 ' earlier version')
         self.nothing = f'host {parsed_args.host} reads no base'
         rows: list[tuple[Any, ...]] = [
-            (image_id, one_line(way) or None, one_line(connector) or None, utc(since),
-             'now' if answered is None else utc(answered) if answered else None)
-            for image_id, way, connector, since, answered in told['named']]
+            (base['image_id'], one_line(base['way']) or None, one_line(base['connector']) or None,
+             utc(base['since']), 'now' if base['answered'] is None
+             else utc(base['answered']) if base['answered'] else None)
+            for base in told['named']]
         if told['bases'] > len(rows):
             rows.append((None, f'{told["bases"] - len(rows)} more bases', None, None, None))
         return ('image_id', 'way', 'connector', 'since', 'last_answer'), rows
@@ -99,21 +101,23 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for host in hosts:
         begin = (one_line(host['host']), round(host['seen']), _state(host))
-        count, named = host.get('unsettled'), host.get('named') or []
-        waiting = host.get('waiting') or {'servers': 0, 'named': []}
-        waits += [(*begin, one_line(server), f'it stands still since {utc(since)}, and waits:'
-                   f' {one_line(why)}') for server, why, since in waiting['named']]
-        if waiting['servers'] > len(waiting['named']):
+        paused = host['paused'] or {'servers': 0, 'named': []}
+        waits += [(*begin, one_line(guest['server']), f'it stands still since'
+                   f' {utc(guest["since"])}, and waits: {one_line(guest["waits_for"])}')
+                  for guest in paused['named']]
+        if paused['servers'] > len(paused['named']):
             waits.append((*begin, None,
-                          f'{waiting["servers"] - len(waiting["named"])} more servers wait'))
-        stand_still = {server for server, _why, _since in waiting['named']}
-        if count is None:
+                          f'{paused["servers"] - len(paused["named"])} more servers wait'))
+        stand_still = {guest['server'] for guest in paused['named']}
+        unsettled = host['unsettled']
+        if unsettled is None:
             rows.append((*begin, None, 'not known yet: its nova-compute has not looked'))
             continue
-        rows += [(*begin, one_line(server), one_line(why)) for server, why in named
-                 if server not in stand_still]
-        if count > len(named):
-            rows.append((*begin, None, f'{count - len(named)} more servers'))
+        rows += [(*begin, one_line(one['server']), one_line(one['why']))
+                 for one in unsettled['named'] if one['server'] not in stand_still]
+        if unsettled['servers'] > len(unsettled['named']):
+            rows.append((*begin, None,
+                         f'{unsettled["servers"] - len(unsettled["named"])} more servers'))
     return waits + rows
 
 

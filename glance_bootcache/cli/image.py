@@ -6,8 +6,16 @@ from typing import Any
 
 from bootcache import exception
 from bootcache.quoting import one_line
+from bootcache.rpc.messages import (
+    BuildImage,
+    DeleteImage,
+    GetImage,
+    ImageHosts,
+    ListImages,
+    PinImage,
+)
 from glance_bootcache.cli.arguments import image_id, seconds
-from glance_bootcache.cli.client import utc
+from glance_bootcache.cli.client import ServiceClient, utc
 from glance_bootcache.cli.listing import Listing, ProgressLine, Showing
 
 
@@ -37,7 +45,7 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return tuple(rows), tuple(rows.values())
 
 
-def wait_until_done(api: Any, wanted: str, timeout: float, progress: ProgressLine,
+def wait_until_done(client: ServiceClient, wanted: str, timeout: float, progress: ProgressLine,
                     is_known: bool = False) -> dict[str, Any]:
     """Show an image's progress until nothing is in hand for it.
 
@@ -52,7 +60,7 @@ def wait_until_done(api: Any, wanted: str, timeout: float, progress: ProgressLin
     deadline = time.monotonic() + timeout
     try:
         while True:
-            image: dict[str, Any] | None = api.get_image(wanted)
+            image: dict[str, Any] | None = client.send(GetImage(wanted))
             if image is None:
                 if is_known:
                     raise _not_in_glance(wanted)
@@ -91,7 +99,7 @@ class ImageList(Listing):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
-        images = self.app.storage_api().list_images()
+        images = self.app.storage_client().send(ListImages())
         return (('image_id', 'name', 'state', 'working_set_bytes', 'cache_bytes', 'reason'),
                 [(image['image_id'], one_line(image.get('name')), image['state'],
                   (image['working_set'] or {}).get('bytes'),
@@ -117,11 +125,11 @@ class ImageShow(Showing):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
-        api = self.app.storage_api()
+        client = self.app.storage_client()
         if parsed_args.wait:
-            return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout,
+            return _columns(wait_until_done(client, parsed_args.image, parsed_args.timeout,
                                             self.app.progress(), self.is_known))
-        image = api.get_image(parsed_args.image)
+        image = client.send(GetImage(parsed_args.image))
         if image is None:
             raise _not_in_glance(parsed_args.image) if self.is_known \
                 else _not_known(parsed_args.image)
@@ -152,7 +160,7 @@ class Where(Listing):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate; the storage node comes first, and has no name."""
-        answer = self.app.storage_api().image_hosts(parsed_args.image)
+        answer = self.app.storage_client().send(ImageHosts(parsed_args.image))
         if answer is None:
             raise _not_known(parsed_args.image)
         if parsed_args.exchange:
@@ -188,7 +196,7 @@ class Build(ImageShow):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask for it, and show what becomes of it."""
-        self.app.storage_api().build_image(parsed_args.image)
+        self.app.storage_client().send(BuildImage(parsed_args.image))
         return super().take_action(parsed_args)
 
 
@@ -209,14 +217,14 @@ class EachImage(Listing):
                             help='ids of images')
         return parser
 
-    def ask(self, api: Any, image: str) -> bool:
+    def ask(self, client: ServiceClient, image: str) -> bool:
         """Have it done; return whether the storage service knows the image."""
         raise NotImplementedError
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Do it with all of them."""
-        api = self.app.storage_api()
-        unknown = [image for image in parsed_args.images if not self.ask(api, image)]
+        client = self.app.storage_client()
+        unknown = [image for image in parsed_args.images if not self.ask(client, image)]
         if unknown:
             raise exception.BootcacheError(
                 f'not known to the storage service: {", ".join(unknown)};'
@@ -232,9 +240,9 @@ class Delete(EachImage):
 
     done = 'deleted'
 
-    def ask(self, api: Any, image: str) -> bool:
+    def ask(self, client: ServiceClient, image: str) -> bool:
         """Have it deleted."""
-        return bool(api.delete_image(image))
+        return client.send(DeleteImage(image))
 
 
 class Pin(EachImage):
@@ -245,9 +253,9 @@ class Pin(EachImage):
 
     done = 'pinned'
 
-    def ask(self, api: Any, image: str) -> bool:
+    def ask(self, client: ServiceClient, image: str) -> bool:
         """Have it stay, or not."""
-        return bool(api.pin_image(image, self.value))
+        return client.send(PinImage(image, self.value))
 
 
 class Unpin(Pin):

@@ -9,7 +9,8 @@ from cliff import app, commandmanager
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import bus, exception, rpcapi
+from bootcache import bus, exception
+from bootcache.rpc.client import StorageClient
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.cli import client
 from glance_bootcache.cli.client import ServiceClient
@@ -71,13 +72,13 @@ class BootcacheApp(app.App):  # type: ignore[misc]
             self.print_help_if_requested()
         raise SystemExit(2)
 
-    def storage_api(self) -> ServiceClient:
+    def storage_client(self) -> ServiceClient:
         """Return a client of the storage service.
 
         :raises BootcacheError: if the configuration cannot be read.
         """
         client.check_transport(self.conf)
-        return ServiceClient(rpcapi.StorageAPI(self.conf), bus.named(self.conf))
+        return ServiceClient(StorageClient(self.conf), bus.named(self.conf))
 
     def progress(self) -> ProgressLine:
         """Return what shows how far something is; with -q it shows nothing."""

@@ -14,8 +14,9 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, logformat, optionfault, rpcapi, tier
+from bootcache import exception, logformat, optionfault, tier
 from bootcache.connectors import probe
+from bootcache.rpc import transport
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks, systemd
 from glance_bootcache.cli import client
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     glance_conf.register_opts(conf)
     db_conf.register_opts(conf)
     conf.register_opts(glance_conf.default_opts)
-    messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
+    messaging.set_transport_defaults(control_exchange=transport.EXCHANGE)
     try:
         client.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
         # Reads each value: one that an option cannot have is told before anything is started.

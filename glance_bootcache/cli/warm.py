@@ -3,14 +3,14 @@
 import argparse
 from typing import Any
 
-from bootcache import rpcapi
 from bootcache.quoting import one_line
+from bootcache.rpc.messages import GetWarming, WarmImage, WarmOutcome
 from glance_bootcache.cli.arguments import instead
-from glance_bootcache.cli.client import Refused
+from glance_bootcache.cli.client import Refused, ServiceClient
 from glance_bootcache.cli.listing import ProgressLine, WaitingLister, names
 
 _COLUMNS = ('image_id', 'aggregate', 'host', 'outcome', 'attempts', 'reason')
-_WARM = (rpcapi.WARM_CACHED, rpcapi.WARM_EXISTING)
+_WARM = (WarmOutcome.CACHED, WarmOutcome.EXISTING)
 
 
 class _Watch:
@@ -19,8 +19,8 @@ class _Watch:
     :ivar jobs: by image and aggregate, what the storage service tells of each.
     """
 
-    def __init__(self, api: Any, aggregates: list[str], progress: ProgressLine):
-        self._api = api
+    def __init__(self, client: ServiceClient, aggregates: list[str], progress: ProgressLine):
+        self._client = client
         self._aggregates = aggregates
         self._progress = progress
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -50,7 +50,7 @@ class _Watch:
                        f'image {image}, aggregate {aggregate}: {one_line(job["reason"])}')
         for host, known in job['hosts'].items():
             outcome = known['outcome']
-            if outcome == rpcapi.WARM_WAITING:
+            if outcome == WarmOutcome.WAITING:
                 continue
             text = f'image {image}, aggregate {aggregate}, host {one_line(host)}: {outcome}'
             if outcome not in _WARM:
@@ -70,7 +70,7 @@ class _Watch:
         for image in dict.fromkeys(image for image, _aggregate in self.jobs):
             if all(job['done'] for (one, _aggregate), job in self.jobs.items() if one == image):
                 continue
-            forgotten = self.take(image, self._api.get_warming(image))
+            forgotten = self.take(image, self._client.send(GetWarming(image)))
             if forgotten:
                 self._ask_again(image, forgotten)
         self.show()
@@ -80,12 +80,12 @@ class _Watch:
         """A storage service that was restarted has forgotten what it was asked for."""
         self._progress.line(f'image {image}: the storage service was restarted; it is asked again')
         try:
-            self.take(image, self._api.warm_image(image, aggregates))
+            self.take(image, self._client.send(WarmImage(image, aggregates)))
         except Refused as error:
             for aggregate in aggregates:
                 job = self.jobs[image, aggregate]
                 hosts = {host: known if known['outcome'] in _WARM else
-                         {**known, 'outcome': rpcapi.WARM_ERROR, 'reason': str(error)}
+                         {**known, 'outcome': WarmOutcome.ERROR, 'reason': str(error)}
                          for host, known in job['hosts'].items()}
                 self.jobs[image, aggregate] = {**job, 'done': True, 'reason': str(error),
                                                'hosts': hosts}
@@ -94,7 +94,7 @@ class _Watch:
         """Show how many hosts are done."""
         hosts = [(known['outcome'], job['done'])
                  for job in self.jobs.values() for known in job['hosts'].values()]
-        failed = sum(outcome not in (*_WARM, rpcapi.WARM_WAITING) for outcome, _done in hosts)
+        failed = sum(outcome not in (*_WARM, WarmOutcome.WAITING) for outcome, _done in hosts)
         done = sum(outcome in _WARM or over for outcome, over in hosts)
         details = [f'{failed} failed'] if failed else []
         details += [one_line(job['reason']) for job in self.jobs.values()
@@ -111,7 +111,7 @@ class _Watch:
             rows += [(image, aggregate, one_line(host), known['outcome'], known['attempts'],
                       one_line(known['reason'])) for host, known in job['hosts'].items()]
             if not job['hosts']:
-                outcome = rpcapi.WARM_ERROR if job['done'] else rpcapi.WARM_WAITING
+                outcome = WarmOutcome.ERROR if job['done'] else WarmOutcome.WAITING
                 rows.append((image, aggregate, None, outcome, 0, one_line(job['reason'])))
         return rows
 
@@ -138,7 +138,7 @@ class _Watch:
 
 
 def _with_reason(host: str, known: dict[str, Any]) -> str:
-    if known['outcome'] == rpcapi.WARM_WAITING:
+    if known['outcome'] == WarmOutcome.WAITING:
         return one_line(host)
     return f'{one_line(host)} ({one_line(known["reason"] or known["outcome"])})'
 
@@ -166,14 +166,14 @@ class Warm(WaitingLister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask for it, and watch what comes of it."""
-        api = self.app.storage_api()
+        client = self.app.storage_client()
         aggregates = list(dict.fromkeys(parsed_args.aggregates))
         progress = self.app.progress()
-        watch = _Watch(api, aggregates, progress)
+        watch = _Watch(client, aggregates, progress)
         in_time = True
         try:
             answers = self.ask_each(parsed_args.images,
-                                    lambda image: api.warm_image(image, aggregates))
+                                    lambda image: client.send(WarmImage(image, aggregates)))
             for image, reports in answers.items():
                 watch.begin(image, reports)
             if not parsed_args.no_wait and watch.jobs:
@@ -181,7 +181,7 @@ class Warm(WaitingLister):
         finally:
             progress.end()
         if not parsed_args.no_wait:
-            if any(known['outcome'] == rpcapi.WARM_CACHED for job in watch.jobs.values()
+            if any(known['outcome'] == WarmOutcome.CACHED for job in watch.jobs.values()
                    for known in job['hosts'].values()):
                 progress.line('nova-scheduler knows of hosts that are newly warm with their next'
                               ' update of resources, within a minute by default')

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 from bootcache import exception
+from bootcache.rpc.messages import GetWorkingSet
 from bootcache.workingset import WorkingSet
 from glance_bootcache.cli.arguments import image_id
 from glance_bootcache.cli.listing import Listing, Showing
@@ -22,7 +23,7 @@ def _load(app: Any, source: str) -> WorkingSet:
         wanted = image_id(source)
     except argparse.ArgumentTypeError as error:
         raise exception.BootcacheError(f'{source} is neither a file nor an image id') from error
-    document = app.storage_api().get_working_set(wanted)
+    document = app.storage_client().send(GetWorkingSet(wanted))
     if document is None:
         raise exception.BootcacheError(f'image {wanted} has no working set;'
                                        ' "bootcache image build" records one')

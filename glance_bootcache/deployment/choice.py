@@ -8,9 +8,9 @@ from typing import Any
 
 from oslo_utils import uuidutils
 
-from bootcache import rpcapi
 from bootcache.exception import BootcacheError
 from bootcache.quoting import one_line
+from bootcache.rpc import messages
 from glance_bootcache.deployment.checkpoint import Network, SavedServer
 
 # Of a server that was resumed: of which checkpoint, and of which server of it.
@@ -72,7 +72,7 @@ def choose(wanted: WantedServers, found: Sequence[Mapping[str, Any]],
     :raises BootcacheError: if there is none, too many, or not exactly one of a name.
     """
     servers = {server['id']: dict(server) for server in found
-               if rpcapi.PROFILE_METADATA not in server.get('metadata', {})}
+               if messages.PROFILE_METADATA not in server.get('metadata', {})}
     for name in wanted.servers:
         those = [server for server in servers.values() if name in (server['id'], server['name'])]
         if not those:

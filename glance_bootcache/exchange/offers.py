@@ -6,7 +6,6 @@ storage node is the second one where no other host has asked; not where the only
 Those of the same rack come first, so that a rack's link carries a file about once.
 """
 
-import base64
 import dataclasses
 import itertools
 import threading
@@ -20,10 +19,18 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, rpcapi
+from bootcache import exception
 from bootcache.ceph import places
 from bootcache.exchange import patience
 from bootcache.exchange.client import ExchangeClient
+from bootcache.rpc.messages import (
+    BootAction,
+    ExchangeBase,
+    ExchangeCache,
+    ExchangeOffer,
+    ExchangeWay,
+    ReportExchange,
+)
 from bootcache.util import threads
 from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache import decisions
@@ -44,12 +51,11 @@ _MOST_HOSTS = 200
 class Came:
     """How a file came to a host.
 
-    :ivar way: one of rpcapi.WAYS.
     :ivar got: bytes by the hosts that gave them, an empty name for the storage node's exchange.
     :ivar copied: bytes that the storage node's exporter gave.
     """
 
-    way: str
+    way: ExchangeWay
     got: Mapping[str, int]
     copied: int
 
@@ -61,31 +67,29 @@ class Given:
         self._lock = threading.Lock()  # guards what was told, for steps in memory
         self._files: cachetools.LRUCache[
             tuple[str, str, int], cachetools.LRUCache[str, Came]] = cachetools.LRUCache(_MOST_FILES)
-        self._totals = {f'{way}_files': 0 for way in rpcapi.WAYS} | {
+        self._totals = {f'{way}_files': 0 for way in ExchangeWay} | {
             'exchanged_bytes': 0, 'storage_bytes': 0, 'copied_bytes': 0}
 
-    def note(self, image_id: str, kind: str, size: int, host: str, way: str,
-             got: Sequence[tuple[str, int]], copied: int, names: Mapping[str, str]) -> None:
+    def note(self, message: ReportExchange, kind: str, size: int, names: Mapping[str, str]) -> None:
         """Note how a file came to a host; what it told of before is replaced.
 
         :param kind: what it is to people.
         :param size: of the file, in bytes; no host got more of it than twice that.
-        :param got: addresses, and bytes from each.
         :param names: of hosts by address; the storage node's has an empty one. Others are left out.
         """
         most = 2 * size
-        came = Came(way, {names[address]: min(count, most) for address, count in got
-                          if address in names}, min(copied, most))
+        came = Came(message.way, {names[address]: min(count, most) for address, count in message.got
+                                  if address in names}, min(message.copied, most))
         with self._lock:
-            self._files.setdefault((image_id, kind, size),
-                                   cachetools.LRUCache(_MOST_HOSTS))[host] = came
-            self._totals[f'{way}_files'] += 1
+            self._files.setdefault((message.image_id, kind, size),
+                                   cachetools.LRUCache(_MOST_HOSTS))[message.host] = came
+            self._totals[f'{message.way}_files'] += 1
             self._totals['copied_bytes'] += came.copied
             for giver, count in came.got.items():
                 self._totals['exchanged_bytes' if giver else 'storage_bytes'] += count
 
     def describe(self, image_id: str) -> list[dict[str, Any]]:
-        """Return who gave of an image's files to whom; see ``image_hosts`` in rpcapi."""
+        """Return who gave of an image's files to whom; see ImageHosts."""
         with self._lock:
             found = [(kind, size, dict(hosts)) for (known, kind, size), hosts in self._files.items()
                      if known == image_id]
@@ -266,24 +270,23 @@ class ExchangeOffers:
             cachetools.LRUCache(_MOST_TORRENTS)
         self._health = CircuitBreaker(1, _SILENCE_SECONDS)
 
-    def offer(self, image_id: str, host: str, sha256: str, address: str, port: int,
-              rack: str) -> dict[str, Any] | None:
-        """Have a host stand in the line of a cache image; see ``exchange_cache`` in rpcapi.
+    def offer(self, message: ExchangeCache) -> ExchangeOffer | None:
+        """Have a host stand in the line of a cache image.
 
         It is given what ``plan_boot`` would give it, and nothing else.
 
         :returns: None if that is not to be had by exchange.
         """
-        manifest = self._store.load(image_id) if self._is_on else None
+        manifest = self._store.load(message.image_id) if self._is_on else None
         if manifest is None or manifest.made.cache_image is None \
-                or manifest.made.cache_image.sha256 != sha256 \
+                or manifest.made.cache_image.sha256 != message.sha256 \
                 or not decisions.gives_out(manifest) \
                 or self._tiers.check(manifest) is not Content.RIGHT \
                 or not self._health.may_ask():
             return None
         path = self._tiers.path(manifest)
         assert path is not None
-        return self._answer(image_id, 'cache image', host, sha256, path, (address, port), rack)
+        return self._answer(message, 'cache image', message.sha256, path)
 
     def tell(self, answer: dict[str, Any], host: str) -> dict[str, Any]:
         """Return an answer of ``plan_boot``, with whether other hosts were told of the cache image.
@@ -292,20 +295,20 @@ class ExchangeOffers:
         """
         sha256 = answer.get('cache_image', {}).get('sha256')
         # Who waits is not about to get it.
-        if not self._is_on or not sha256 or answer.get('action') == rpcapi.ACTION_WAIT:
+        if not self._is_on or not sha256 or answer.get('action') == BootAction.WAIT:
             return answer
         return {**answer, 'others': self._lines.tell(sha256, host)}
 
-    def offer_base(self, image_id: str, host: str, image_hash: str, address: str, port: int,
-                   rack: str, sender: str) -> dict[str, Any] | None:
-        """Have a host stand in the line of an image's stored file; see ``exchange_base`` in rpcapi.
+    def offer_base(self, message: ExchangeBase, sender: str) -> ExchangeOffer | None:
+        """Have a host stand in the line of an image's stored file.
 
         It is given what ``serve_stored`` would give it to settle its servers, and nothing else.
 
         :param sender: who speaks, as for ``take_slot``.
         :returns: None if that is not to be had by exchange.
         """
-        manifest = self._store.load(image_id) if self._is_on else None
+        image_hash = message.image_hash
+        manifest = self._store.load(message.image_id) if self._is_on else None
         if manifest is None or not manifest.made.base_path or not manifest.made.base_hash \
                 or manifest.made.base_hash != image_hash \
                 or places.is_clone(manifest.made.base_path) or basenode.is_changed(manifest) \
@@ -314,14 +317,14 @@ class ExchangeOffers:
                 or not self._health.may_ask():
             return None
         if self._must_wait(image_hash):
-            return {'wait': True}
+            return ExchangeOffer()
         made, _began = self._describe(image_hash, manifest.made.base_path, begins_anew=False)
         if not made.done():
             # Nobody waits for it as a server waits.
-            return {'wait': True}
+            return ExchangeOffer()
         if (fault := made.exception()) is not None:
             # Else each that asks would wait for the next try.
-            self._note_fault(image_id, 'full base', host, fault)
+            self._note_fault(message, 'full base', fault)
             self._forget(image_hash)
             return None
         again = 0.0
@@ -331,66 +334,66 @@ class ExchangeOffers:
             again = self._slots.take(sender, waits=needs)
             return not again
 
-        answer = self._answer(image_id, 'full base', host, image_hash, manifest.made.base_path,
-                              (address, port), rack, may_ask_storage)
+        answer = self._answer(message, 'full base', image_hash, manifest.made.base_path,
+                              may_ask_storage)
         if answer is None:
             return None
-        if not answer['peers']:
-            return {'wait': True, 'again': again}
-        has_slot = list(self._peer) in answer['peers']
+        if not answer.peers:
+            return ExchangeOffer(again=again)
+        has_slot = self._peer in answer.peers
         # Without one nothing comes from the storage node, also where others do not go on.
-        return {**answer, 'slot': has_slot, 'reserve': answer['reserve'] if has_slot else []}
+        return dataclasses.replace(answer, has_slot=has_slot,
+                                   reserve=answer.reserve if has_slot else ())
 
     def take_slot(self, sender: str) -> float:
-        """Have a host get full bases from this storage node; see ``take_slot`` in rpcapi."""
+        """Have a host get full bases from this storage node; see TakeSlot."""
         return self._slots.take(sender)
 
     def hold_slot(self, sender: str, holds: bool) -> None:
         """Hear whether a host goes on doing so."""
         self._slots.hold(sender, holds)
 
-    def note(self, image_id: str, host: str, file: str, way: str, got: Sequence[tuple[str, int]],
-             copied: int, gives: bool) -> bool:
-        """Hear how a file came to a host that had asked for it; see ``report_exchange``.
+    def note(self, message: ReportExchange) -> bool:
+        """Hear how a file came to a host that had asked for it.
 
         :returns: False if it had not asked.
         """
-        manifest, names = self._store.load(image_id), self._lines.has_come(file, host, gives)
+        manifest = self._store.load(message.image_id)
+        names = self._lines.has_come(message.file, message.host, message.gives)
         if manifest is None or names is None:
             return False
         cache = manifest.made.cache_image
-        if cache is not None and cache.sha256 == file:
+        if cache is not None and cache.sha256 == message.file:
             kind, size = 'cache image', cache.bytes
-        elif manifest.made.base_hash == file:
+        elif manifest.made.base_hash == message.file:
             kind, size = 'full base', manifest.made.stored_bytes
         else:
             return False
-        self.given.note(image_id, kind, size, host, way, got, copied,
-                        {**names, self._peer[0]: ''})
+        self.given.note(message, kind, size, {**names, self._peer[0]: ''})
         return True
 
-    def _answer(self, image_id: str, what: str, host: str, file: str, path: str, peer: Peer,
-                rack: str, may_ask_storage: Callable[[bool], bool] = lambda needs: True
-                ) -> dict[str, Any] | None:
+    def _answer(self, message: ExchangeCache | ExchangeBase, what: str, file: str, path: str,
+                may_ask_storage: Callable[[bool], bool] = lambda needs: True
+                ) -> ExchangeOffer | None:
         try:
             torrent = self._give(file, path)
             self._health.answered()
         except (exception.ExchangeFailed, OSError) as error:
-            self._note_fault(image_id, what, host, error)
+            self._note_fault(message, what, error)
             if error.__cause__ is None:
                 # It was answered, and refused.
                 self._forget(file)
             return None
-        peers = self._lines.join(file, host, peer, rack, may_ask_storage)
-        return {'torrent': base64.b64encode(torrent).decode(),
-                'peers': [list(told) for told in peers],
-                'reserve': [list(self._peer)]}
+        peers = self._lines.join(file, message.host, (message.address, message.port), message.rack,
+                                 may_ask_storage)
+        return ExchangeOffer(torrent, tuple(peers), (self._peer,))
 
-    def _note_fault(self, image_id: str, what: str, host: str, error: BaseException) -> None:
+    def _note_fault(self, message: ExchangeCache | ExchangeBase, what: str,
+                    error: BaseException) -> None:
         if isinstance(error.__cause__, TimeoutError):
             self._health.failed()
-        LOG.warning('image %s: its %s is not exchanged, and %s copies it: %s', image_id, what, host,
-                    str(error) or 'it is not read yet')
+        LOG.warning('image %s: its %s is not exchanged, and %s copies it: %s', message.image_id,
+                    what, message.host, str(error) or 'it is not read yet')
 
     def _forget(self, file: str) -> None:
         """Have a torrent that was of no use made anew, as where the CA is another one now."""

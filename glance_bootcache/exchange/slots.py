@@ -1,7 +1,7 @@
 """Which hosts may get full bases from the storage node now, and which come next: soft state.
 
 A host that has a slot says so while it uses it, and one that waits asks again. Of one from which
-neither is heard nothing is kept. A host is here the process that speaks, as the doorkeeper has it:
+neither is heard nothing is kept. A host is here the process that speaks, as ratelimit.py has it:
 whoever names others has one place, and gives back no other's. A slot counts for the host that was
 given it here: after a restart of the service there can be more hosts at it, until those of before
 have done.

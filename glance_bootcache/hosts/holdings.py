@@ -8,17 +8,17 @@ orders, which outlive it.
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache.exception import MessageRefused, RequestRefused
 from bootcache.quoting import quoted
-from bootcache.tier import Medium
+from bootcache.rpc.fields import plain
+from bootcache.rpc.messages import HoldingsAnswer
+from bootcache.rpc.report import HeldImage, HostReport
 from glance_bootcache import availability
-from glance_bootcache.door import arguments
-from glance_bootcache.door.doorkeeper import Refuse, left_out, pass_over
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -32,139 +32,40 @@ _MOST_HELD = 1_000_000
 # A host reports each minute; one that is silent for so long gives its place to another one.
 SILENT_SECONDS = 600
 _CLOCKS_DIFFER_SECONDS = 300
-_MEDIUM = arguments.one_of(*(medium.value for medium in Medium))
-# Of a host's servers that depend on bootcache.
-_MOST_NAMED = 50
 _LONGEST_LIST = 255
-_SHORT = arguments.text(arguments.LONGEST_NAME)
 # A host that was not heard of for so long is forgotten.
 _FORGET_SECONDS = 86400
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HeldImage:
-    """One cache image on one host.
-
-    :ivar last_use: seconds since the epoch.
-    :ivar medium: the tier that it is in.
-    :ivar generation: that the host was told when it placed it, or used it last.
-    :ivar bytes: the file's size.
-    """
-
-    last_use: float
-    medium: Medium
-    generation: int
-    bytes: int
+Refuse = Callable[[MessageRefused], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class HostHoldings:
-    """What a host reported.
-
-    :ivar images: by id.
-    :ivar quotas: bytes, by tier.
-    :ivar unsettled: how many of its servers depend on bootcache; None if it does not know, or does
-        not tell.
-    :ivar named: some of these servers, and why each does.
-    :ivar waiting: how many of its servers' guests stand still, and wait; None if it does not tell.
-    :ivar waits: some of these, with what for, and since when in seconds since the epoch.
-    :ivar bases: how many bases it reads; None if it does not tell.
-    :ivar reads: of some of these the image, by which way, through which connector, since when, and
-        when the last read was answered, None while each one is; times in seconds since the epoch.
-    :ivar rpc: version of bootcache/rpcapi.py that it speaks; None if it does not tell.
-    :ivar certificates_end: when the first of its certificates ends, in seconds since the epoch;
-        None if it has none, or does not tell.
-    """
-
-    images: Mapping[str, HeldImage]
-    quotas: Mapping[str, int]
-    unsettled: int | None = None
-    named: tuple[tuple[str, str], ...] = ()
-    waiting: int | None = None
-    waits: tuple[tuple[str, str, float], ...] = ()
-    bases: int | None = None
-    reads: tuple[tuple[str, str, str, float, float | None], ...] = ()
-    rpc: str | None = None
-    certificates_end: float | None = None
+def pass_over(refusal: MessageRefused) -> None:
+    """Ignore what is left out of a report."""
 
 
-def parse(report: Any, now: float, refuse: Refuse = pass_over) -> HostHoldings:
-    """Read a host's report; what cannot be is left out of it. Pure.
+def clamp_times(report: HostReport, now: float, refuse: Refuse) -> HostReport:
+    """Return a report without times in the future: these count as now, as hosts' clocks differ.
 
-    :param report: as in ``report_holdings`` of bootcache/rpcapi.py; door/arguments.py has read its
-        frame.
     :param now: seconds since the epoch.
-    :param refuse: hears of what is left out.
+    :param refuse: is told of last uses that clocks do not explain.
     """
-    document = report if isinstance(report, dict) else {}
-    images, quotas = {}, {}
-    for key, entry in _items(document, 'images', refuse):
-        with left_out(refuse):
-            images[arguments.image_id('report.images', key)] = _held(entry, now, refuse)
-    for key, entry in _items(document, 'quotas', refuse):
-        with left_out(refuse):
-            quotas[_MEDIUM('report.quotas', key)] = arguments.size('report.quotas', entry)
-    told: dict[str, Any] = {}
-    if document.get('unsettled') is not None:
-        with left_out(refuse):
-            told['unsettled'], told['named'] = _counted(
-                'report.unsettled', 'servers', document['unsettled'], _SHORT, _SHORT)
-            waiting = document['unsettled'].get('waiting')
-            if waiting is not None:
-                told['waiting'], told['waits'] = _counted(
-                    'report.unsettled.waiting', 'servers', waiting, _SHORT, _SHORT,
-                    arguments.use_time(now))
-    if document.get('bases') is not None:
-        with left_out(refuse):
-            time_of = arguments.use_time(now)
-            told['bases'], told['reads'] = _counted(
-                'report.bases', 'bases', document['bases'], arguments.image_id, _SHORT, _SHORT,
-                time_of, arguments.or_none(time_of))
-    if document.get('rpc') is not None:
-        with left_out(refuse):
-            told['rpc'] = arguments.version('report.rpc', document['rpc'])
-    if document.get('certificates_end') is not None:
-        with left_out(refuse):
-            told['certificates_end'] = arguments.number(arguments.LATEST)(
-                'report.certificates_end', document['certificates_end'])
-    return HostHoldings(images, quotas, **told)
-
-
-def _items(document: dict[Any, Any], part: str, refuse: Refuse) -> list[tuple[Any, Any]]:
-    field = f'report.{part}'
-    if document.get(part) is not None:
-        with left_out(refuse):
-            return list(arguments.mapping(field, document[part], arguments.MOST_IMAGES).items())
-    return []
-
-
-def _held(entry: Any, now: float, refuse: Refuse) -> HeldImage:
-    field = 'report.images'
-    values = arguments.sequence(field, entry, 4)
-    if len(values) != 4:
-        raise MessageRefused(field, f'{quoted(values)} is not [used, tier, generation, bytes]')
-    used, medium, generation, size = values
-    held = HeldImage(
-        arguments.use_time(now)(field, used), Medium(_MEDIUM(field, medium)),
-        arguments.size(field, generation), arguments.size(field, size))
-    if used > now + _CLOCKS_DIFFER_SECONDS:
-        refuse(MessageRefused('report.images.used', f'{quoted(used)} is in the future, and counts'
-                              ' as now; is the host\'s clock right?'))
-    return held
-
-
-def _counted(field: str, what: str, told: Any, *readers: arguments.Reader
-             ) -> tuple[int, tuple[Any, ...]]:
-    """Read how many servers, or bases, and what is said of some."""
-    entry = arguments.mapping(field, told, 100)
-    named = []
-    for one in arguments.sequence(field, entry.get('named'), arguments.MOST_IMAGES)[:_MOST_NAMED]:
-        values = arguments.sequence(field, one, len(readers))
-        if len(values) != len(readers):
-            raise MessageRefused(field, f'{quoted(values)} has not {len(readers)} entries')
-        named.append(tuple(read(field, value)
-                           for read, value in zip(readers, values, strict=True)))
-    return arguments.size(field, entry.get(what)), tuple(named)
+    for held in report.images.values():
+        if held.last_use > now + _CLOCKS_DIFFER_SECONDS:
+            refuse(MessageRefused('report.images.used', f'{quoted(held.last_use)} is in the future,'
+                                  ' and counts as now; is the host\'s clock right?'))
+    images = {image_id: held if held.last_use <= now else dataclasses.replace(held, last_use=now)
+              for image_id, held in report.images.items()}
+    paused, bases = report.paused, report.bases
+    if paused is not None:
+        paused = dataclasses.replace(paused, named=tuple(
+            dataclasses.replace(guest, since=min(guest.since, now)) for guest in paused.named))
+    if bases is not None:
+        bases = dataclasses.replace(bases, named=tuple(dataclasses.replace(
+            base, since=min(base.since, now),
+            answered=None if base.answered is None else min(base.answered, now))
+            for base in bases.named))
+    return dataclasses.replace(report, images=images, paused=paused, bases=bases)
 
 
 @dataclasses.dataclass
@@ -175,7 +76,7 @@ class _Host:
     :ivar sender: the process that has sent its last whole report.
     """
 
-    holdings: HostHoldings
+    holdings: HostReport
     seen: float
     sender: str = ''
 
@@ -202,28 +103,29 @@ class Hosts:
         self._hosts: dict[str, _Host] = {}
         self._held = 0
 
-    def report(self, name: str, report: Any, refuse: Refuse = pass_over,
-               sender: str = '') -> dict[str, Any]:
+    def report(self, name: str, report: HostReport | None, refuse: Refuse = pass_over,
+               sender: str = '') -> HoldingsAnswer:
         """Take a host's report, and tell what it is to let go of.
 
         :param report: None if nothing has changed since its last one.
-        :param refuse: hears of what is left out.
-        :param sender: who speaks: that nothing has changed it can say of its own report only.
-        :returns: see ``report_holdings`` in bootcache/rpcapi.py.
+        :param refuse: is told of what is left out.
+        :param sender: the process: that nothing has changed it can say of its own report only.
         :raises MessageRefused: if so many other hosts report that there is no place for another.
         """
         now = self._clock()
-        fresh = None if report is None else parse(report, time.time(), refuse)
+        for refusal in report.left_out if report else ():
+            refuse(refusal)
+        fresh = None if report is None else clamp_times(report, time.time(), refuse)
         for image_id, held in fresh.images.items() if fresh else ():
             self._tiers.note_use(image_id, held.last_use)
         with self._lock:
             host = self._hosts.get(name)
             if fresh is None and (host is None or host.sender != sender):
-                return {'drop': [], 'resend': True}
+                return HoldingsAnswer(resend=True)
             lacked = host is not None and host.holdings.certificates_end is None
             if host is None:
                 self._make_room(now)
-                host = self._hosts[name] = _Host(HostHoldings({}, {}), now)
+                host = self._hosts[name] = _Host(HostReport(), now)
                 LOG.info('host %s tells what it holds', name)
             host.seen = now
             if fresh is not None:
@@ -242,11 +144,11 @@ class Hosts:
         if fresh is not None:
             self._orders.settle(name, fresh.images)
         orders = self._orders.of(name)
-        drop = [image_id for image_id, held in images.items()
-                if self._is_to_go(image_id, held, image_id in orders)]
+        drop = tuple(image_id for image_id, held in images.items()
+                     if self._is_to_go(image_id, held, image_id in orders))
         if drop:
             LOG.debug('host %s is to let go of %s', name, ', '.join(drop))
-        return {'drop': drop, 'resend': False}
+        return HoldingsAnswer(drop)
 
     def _make_room(self, now: float) -> None:
         """Forget who was silent for a day, and for one more whoever is silent for longest.
@@ -293,30 +195,27 @@ class Hosts:
                 if now - host.seen <= _FORGET_SECONDS]
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return the hosts: see ``list_hosts`` in bootcache/rpcapi.py."""
+        """Return the hosts: see ListHosts."""
         with self._lock:
             present = [(name, host.holdings, seen) for name, host, seen in self._present()]
         return [{'host': name, 'seen': seen, 'images': len(holdings.images),
-                 'bytes': _by_tier(holdings.images.values()), 'quotas': dict(holdings.quotas),
+                 'bytes': _by_tier(holdings.images.values()), 'quotas': plain(holdings.quotas),
                  'rpc': holdings.rpc, 'certificates_end': holdings.certificates_end,
-                 'unsettled': holdings.unsettled, 'named': [list(one) for one in holdings.named],
-                 'waiting': None if holdings.waiting is None else {
-                     'servers': holdings.waiting, 'named': [list(one) for one in holdings.waits]}}
+                 'unsettled': plain(holdings.unsettled), 'paused': plain(holdings.paused)}
                 for name, holdings, seen in present]
 
     def bases(self, name: str) -> dict[str, Any] | None:
-        """Return how a host reads bases: see ``host_bases`` in bootcache/rpcapi.py."""
+        """Return how a host reads bases: see HostBases."""
         with self._lock:
             found = next(((host.holdings, seen) for known, host, seen in self._present()
                           if known == name), None)
         if found is None:
             return None
         holdings, seen = found
-        return {'seen': seen, 'bases': None if holdings.bases is None else {
-            'bases': holdings.bases, 'named': [list(one) for one in holdings.reads]}}
+        return {'seen': seen, 'bases': plain(holdings.bases)}
 
     def holders(self, image_id: str) -> list[dict[str, Any]]:
-        """Return the hosts that hold an image: see ``image_hosts`` in bootcache/rpcapi.py."""
+        """Return the hosts that hold an image: see ImageHosts."""
         with self._lock:
             found = [(name, held, seen) for name, host, seen in self._present()
                      if (held := host.holdings.images.get(image_id)) is not None]

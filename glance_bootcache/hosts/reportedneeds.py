@@ -17,11 +17,10 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_log import log as logging
 
+from bootcache.rpc.report import HostReport
 from glance_bootcache.db.engine import Database, delete, upsert
 from glance_bootcache.db.models import HostImageRow, HostRow
 from glance_bootcache.db.writer import RowChanges
-from glance_bootcache.door import arguments
-from glance_bootcache.door.doorkeeper import Refuse, left_out, pass_over
 from glance_bootcache.hosts.holdings import MOST_HOSTS
 
 LOG = logging.getLogger(__name__)
@@ -72,23 +71,6 @@ class _Host:
     row: _Row
 
 
-def parse(images: Any, refuse: Refuse = pass_over) -> frozenset[str] | None:
-    """Read what a host reports; what is no image's id is left out. Pure.
-
-    :param images: a list; anything else says nothing.
-    :param refuse: hears of what is left out.
-    """
-    entries = None
-    if images is not None:
-        with left_out(refuse):
-            entries = arguments.sequence('report.needs', images, arguments.MOST_IMAGES)
-    if entries is None:
-        return None
-    found = set()
-    for image_id in entries:
-        with left_out(refuse):
-            found.add(arguments.image_id('report.needs', image_id))
-    return frozenset(found)
 
 
 class ReportedNeeds:
@@ -116,14 +98,12 @@ class ReportedNeeds:
             self._set_row(name, row)
         self._changed.clear()
 
-    def note(self, name: str, report: dict[str, Any] | None, refuse: Refuse = pass_over) -> None:
-        """Note what a host reports: see ``report_holdings`` in bootcache/rpcapi.py.
+    def note(self, name: str, report: HostReport | None) -> None:
+        """Note what a host reports.
 
         :param report: None if nothing has changed since its last one.
-        :param refuse: hears of what is left out.
         """
         now = self._clock()
-        images = parse(report.get('needs'), refuse) if isinstance(report, dict) else None
         with self._lock:
             known = self._hosts.get(name)
             if known is not None:
@@ -135,8 +115,8 @@ class ReportedNeeds:
                     self._make_room(now)
                 self._hosts[name] = _Host(now, _NONE)
                 self._changed.add(name)
-            self._set_row(name, _Row(Needs.UNREADABLE) if images is None
-                          else _Row(Needs.NAMED, images))
+            self._set_row(name, _Row(Needs.UNREADABLE) if report.needs is None
+                          else _Row(Needs.NAMED, report.needs))
             self._bound()
 
     def _set_row(self, name: str, row: _Row) -> None:

@@ -1,4 +1,4 @@
-"""Servers' boots, as compute hosts ask and report: see bootcache/rpcapi.py for the messages.
+"""Servers' boots, as compute hosts ask and report: see bootcache.rpc.messages.
 
 An image may be everybody's, and what a server reads is its owner's to choose. So one owner has at
 most half of what there is room for: nobody ends an image's refinement for others, or has what
@@ -18,10 +18,18 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, properties, recording, refinement, rpcapi, workingset
+from bootcache import exception, properties, recording, refinement, workingset
 from bootcache.manifest import ImageState, Manifest, Standing, WorkingSetInfo
 from bootcache.reasons import Reason
 from bootcache.refinement import Boot
+from bootcache.rpc.messages import (
+    BootAction,
+    PlanBoot,
+    ReportBoot,
+    ReportProgress,
+    ServeStored,
+    StoredExport,
+)
 from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.availability import served
@@ -218,16 +226,12 @@ class ReportedBoots:
         self._lock = threading.Lock()
         self._expected = ExpectedReports(lambda: time.monotonic())
 
-    def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None, owner: str = '',
-                  certificate: str = '') -> dict[str, Any]:
-        """Answer a compute host that starts a server of a project.
-
-        :param certificate: the distinguished name in the host's.
-        """
+    def plan_boot(self, message: PlanBoot) -> dict[str, Any]:
+        """Answer a compute host that starts a server of a project."""
+        image_id, server_id = message.image_id, message.server_id
         manifest = self._store.load(image_id)
-        if profile_token is not None:
-            return self._plan_profile(manifest, image_id, host, profile_token, certificate)
+        if message.profile_token is not None:
+            return self._plan_profile(manifest, message, message.profile_token)
         if manifest is not None and not manifest.made.base_path and (
                 manifest.is_missing or (decisions.is_put_off(manifest)
                                         and self._manager.jobs.of(image_id) is None)):
@@ -238,9 +242,9 @@ class ReportedBoots:
                 or snapshotrules.is_left(manifest))):
             self._manager.prepare(image_id)
             if manifest is None and self._manager.missing.is_unknown(image_id):
-                return {'action': rpcapi.ACTION_STOCK,
+                return {'action': BootAction.STOCK,
                         'reason': 'Glance does not have the image'}
-            return {'action': rpcapi.ACTION_WAIT, 'reason': 'the image\'s base is being prepared',
+            return {'action': BootAction.WAIT, 'reason': 'the image\'s base is being prepared',
                     'ready_in': self._manager.ready_in(image_id)}
         if not manifest.made.base_path:
             return _stock(manifest)
@@ -249,7 +253,7 @@ class ReportedBoots:
             # Whoever fetched a wrong one would find that out, and boot cold as well.
             manifest = manifest.making(cache_image=None)
         cache = manifest.made.cache_image
-        whose = self._exporter.know(host, certificate)
+        whose = self._exporter.know(message.host, message.certificate)
         self._tiers.serve(manifest, (whose,))
         described = {**self._exporter.describe(manifest, whose),
                      'image_hash': manifest.made.base_hash,
@@ -264,24 +268,24 @@ class ReportedBoots:
         if server_id and job is not None and job.is_waited_for \
                 and (cache is None or job.compares):
             # Its base can be read now, for servers that do not wait.
-            return {**described, 'action': rpcapi.ACTION_WAIT, 'ready_in': None,
+            return {**described, 'action': BootAction.WAIT, 'ready_in': None,
                     'reason': 'the cache image of the snapshot is being built'}
         if cache is None:
             if manifest.made.working_set is not None and server_id:
                 # It was evicted, or is damaged; this boot does without.
                 self._manager.rebuild(image_id)
-            described = {'action': rpcapi.ACTION_COLD, **described}
+            described = {'action': BootAction.COLD, **described}
         else:
-            described = {'action': rpcapi.ACTION_CACHE, **described,
+            described = {'action': BootAction.CACHE, **described,
                          'medium': self._tiers.medium(image_id).value,
                          'verified': content is Content.RIGHT,
                          'has_memory': self._tiers.has_memory,
                          **self._difference(manifest, whose)}
-        LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
-                  image_id)
-        if server_id and self._wants_report(manifest, host, owner):
+        LOG.debug('server %s on %s: %s boot from %s', server_id, message.host,
+                  described['action'], image_id)
+        if server_id and self._wants_report(manifest, message.host, message.owner):
             described['watch'] = self._watch(manifest.wished.quota, manifest.wished.boot_marker)
-            self._expected.expect(image_id, host, server_id, self._patience, owner)
+            self._expected.expect(image_id, message.host, server_id, self._patience, message.owner)
         return described
 
     def _difference(self, manifest: Manifest, whose: str) -> dict[str, Any]:
@@ -298,17 +302,17 @@ class ReportedBoots:
             return {}
         return {'difference': {'export': export, **found.to_dict()}}
 
-    def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
-                      token: str, certificate: str) -> dict[str, Any]:
-        job = self._manager.jobs.of(image_id)
+    def _plan_profile(self, manifest: Manifest | None, message: PlanBoot, token: str
+                      ) -> dict[str, Any]:
+        job = self._manager.jobs.of(message.image_id)
         if manifest is None or job is None or not job.owns(token) \
                 or job.phase is not ImageState.RECORDING:
-            return {'action': rpcapi.ACTION_STOCK,
+            return {'action': BootAction.STOCK,
                     'reason': 'the server claims to be a profile boot, but none is in hand'}
-        whose = self._exporter.know(host, certificate)
+        whose = self._exporter.know(message.host, message.certificate)
         self._exporter.ensure(manifest, None, (whose,))
-        job.host = host
-        return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest, whose),
+        job.host = message.host
+        return {'action': BootAction.RECORD, **self._exporter.describe(manifest, whose),
                 'image_hash': manifest.made.base_hash, 'signature': manifest.made.signature,
                 'watch': self._watch(job.quota, job.boot_marker)}
 
@@ -349,39 +353,36 @@ class ReportedBoots:
                 and may_count(self._nothing_new.get(key, {}), owner, _ENOUGH_BOOTS) \
                 and may_count(self._in_vain.get(key, {}), owner, _ENOUGH_IN_VAIN)
 
-    def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> bool:
+    def report_progress(self, message: ReportProgress) -> bool:
         """Note how far a profile boot is.
 
         :returns: False if the message belongs to none that is in hand.
         """
-        job = self._manager.jobs.of(image_id)
-        if job is None or not job.owns(profile_token):
+        job = self._manager.jobs.of(message.image_id)
+        if job is None or not job.owns(message.profile_token):
             return False
-        job.heard(recorded_bytes)
+        job.heard(message.recorded_bytes)
         return True
 
-    def report_profile(self, image_id: str, profile_token: str, granularity: int,
-                       extents: list[Any], ended_by: str, boot_seconds: float,
-                       line: str) -> bool:
+    def report_profile(self, message: ReportBoot) -> bool:
         """Take a compute host's report of a profile boot.
 
         :returns: False if it belongs to none that is in hand.
         :raises InvalidWorkingSet: if it does not fit the image.
         """
-        job = self._manager.jobs.of(image_id)
-        manifest = self._store.load(image_id)
-        if job is None or manifest is None or not job.owns(profile_token):
+        job = self._manager.jobs.of(message.image_id)
+        manifest = self._store.load(message.image_id)
+        if job is None or manifest is None or message.profile_token is None \
+                or not job.owns(message.profile_token):
             return False
-        if granularity != recording.GRANULARITY:
+        if message.granularity != recording.GRANULARITY:
             raise exception.InvalidWorkingSet(
-                f'granularity {granularity!r} is not {recording.GRANULARITY}')
-        job.take_report(ProfileReport(self._read(manifest, granularity, extents), ended_by,
-                                      boot_seconds, line))
+                f'granularity {message.granularity!r} is not {recording.GRANULARITY}')
+        job.take_report(ProfileReport(self._read(manifest, message), message.ended_by,
+                                      message.boot_seconds, message.line))
         return True
 
-    def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
-                    extents: list[Any], ended_by: str, boot_seconds: float,
-                    only_host: bool = True, server_id: str = '') -> str:
+    def report_boot(self, message: ReportBoot, only_host: bool = True) -> str:
         """Take a compute host's report of a server's boot: the first one, or another one.
 
         Only what was asked for is looked at: a new working set costs every host a fetch. A restart
@@ -389,30 +390,31 @@ class ReportedBoots:
         a report of such an image counts like one that was asked for.
 
         :param only_host: whether the cloud has one compute host, as far as is known.
-        :param server_id: the server; empty if the host does not say.
         :returns: why nobody has asked for it; empty if it was asked for, whatever came of it.
         :raises InvalidWorkingSet: if it does not fit the image.
         :raises OSError: if what is made of it cannot be written; the host sends it again.
         """
+        image_id, host = message.image_id, message.host
         manifest = self._store.load(image_id)
         if manifest is None or not manifest.made.base_path \
-                or manifest.made.base_hash != image_hash or manifest.has_older_base \
+                or manifest.made.base_hash != message.image_hash or manifest.has_older_base \
                 or manifest.state is ImageState.SKIPPED:
             return f'{image_id} has no base of that content'
-        expected = self._expected.take(image_id, host, server_id)
+        expected = self._expected.take(image_id, host, message.server_id)
         if expected is None and not (manifest.made.working_set is None
                                      and self._expected.may_be_forgotten(self._patience)):
             return f'{image_id}: no report of that server\'s boot was asked for'
-        if granularity not in _GRANULARITIES:
+        if message.granularity not in _GRANULARITIES:
             raise exception.InvalidWorkingSet(
-                f'granularity {granularity!r} is not one of {_GRANULARITIES}')
-        seen = self._read(manifest, granularity, extents)
+                f'granularity {message.granularity!r} is not one of {_GRANULARITIES}')
+        seen = self._read(manifest, message)
         if not self._manager.takes_report(manifest):
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
             return ''
         if manifest.made.working_set is None and manifest.standing is Standing.FAILED \
-                and manifest.cause.reason in _NOT_BOOTED and ended_by in ('shutdown', 'silence'):
+                and manifest.cause.reason in _NOT_BOOTED \
+                and message.ended_by in ('shutdown', 'silence'):
             LOG.info('image %s: a boot on %s is not looked at: its boot marker was not seen, and'
                      ' the profile boot has failed for a guest that did not come up', image_id,
                      host)
@@ -422,35 +424,34 @@ class ReportedBoots:
                      image_id, host)
             return ''
         # Without a lock: a large report takes seconds to compare.
-        improved = self._improve(manifest, seen, expected, host, ended_by, only_host)
+        improved = self._improve(manifest, seen, expected, message, only_host)
         if improved is None:
             return ''
         try:
-            self._keep(manifest, improved, host, ended_by, boot_seconds)
+            self._keep(manifest, improved, message)
         except OSError:
             if expected is not None:
                 self._expected.put_back(image_id, host, expected)
             raise
         return ''
 
-    def _keep(self, manifest: Manifest, improved: WorkingSet, host: str, ended_by: str,
-              boot_seconds: float) -> None:
+    def _keep(self, manifest: Manifest, improved: WorkingSet, message: ReportBoot) -> None:
         """Write a working set, and have a cache image built of it."""
         image_id = manifest.image_id
         version = manifest.made.working_set.version + 1 if manifest.made.working_set else 1
         name = self._store.save_working_set(image_id, improved)
         info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
-                              improved.granularity, 'server', ended_by,
-                              round(boot_seconds, 1), manifest.wished.boot_marker, version)
+                              improved.granularity, 'server', message.ended_by,
+                              round(message.boot_seconds, 1), manifest.wished.boot_marker, version)
         if not self._manager.set_working_set(manifest, info):
             os.unlink(self._store.path(image_id, name))
             return
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
-                 version, improved.bytes, host, info.ended_by)
+                 version, improved.bytes, message.host, info.ended_by)
         self._manager.rebuild(image_id)
 
     def _improve(self, manifest: Manifest, seen: WorkingSet, expected: ExpectedBoot | None,
-                 host: str, ended_by: str, only_host: bool) -> WorkingSet | None:
+                 message: ReportBoot, only_host: bool) -> WorkingSet | None:
         """Return a better working set; None if the boot brings none, which is noted."""
         image_id, known = manifest.image_id, manifest.made.working_set
         have = self._store.load_working_set(manifest)
@@ -461,8 +462,8 @@ class ReportedBoots:
         if have.image_hash != manifest.made.base_hash:
             return None
         assert expected is not None
-        boot = Boot(expected.server_id, host, expected.began, time.monotonic(), ended_by,
-                    seen.extents, expected.owner)
+        boot = Boot(expected.server_id, message.host, expected.began, time.monotonic(),
+                    message.ended_by, seen.extents, expected.owner)
         key = _known(manifest)
         lesson = refinement.learn(
             have.extents, known.ended_by, boot, self._earlier(manifest), only_host=only_host,
@@ -482,7 +483,8 @@ class ReportedBoots:
                 (*self._unconfirmed.get(key, ()), lesson.unconfirmed))
         LOG.info('image %s: server %s on %s read %d bytes beyond the working set while it booted;'
                  ' they count when the boot of another server%s reads them, too', image_id,
-                 expected.server_id, host, workingset.total_bytes(lesson.unconfirmed.extents),
+                 expected.server_id, message.host, workingset.total_bytes(
+                     lesson.unconfirmed.extents),
                  '' if only_host else ' on another host')
         return None
 
@@ -492,11 +494,12 @@ class ReportedBoots:
             known = counts.get(key, {})
             counts[key] = {**known, owner: known.get(owner, 0) + 1}
 
-    def _read(self, manifest: Manifest, granularity: int, extents: list[Any]) -> WorkingSet:
+    def _read(self, manifest: Manifest, message: ReportBoot) -> WorkingSet:
         # No cache image holds more; and a host that lies shall not have us count for ever.
         return WorkingSet.from_wire(
-            manifest.image_id, manifest.made.base_hash, manifest.made.virtual_bytes, granularity,
-            extents, limit=properties.parse_size(self._conf.max_quota), are_apart=True)
+            manifest.image_id, manifest.made.base_hash, manifest.made.virtual_bytes,
+            message.granularity, message.extents, limit=properties.parse_size(
+                self._conf.max_quota), are_apart=True)
 
     def promote(self, image_id: str) -> None:
         """Have an image's cache image copied to the storage memory tier, in the background."""
@@ -504,27 +507,25 @@ class ReportedBoots:
         if manifest is not None:
             self._tiers.promote(manifest)
 
-    def serve_stored(self, image_id: str, host: str = '',
-                     certificate: str = '') -> dict[str, Any] | None:
+    def serve_stored(self, message: ServeStored) -> StoredExport | None:
         """Serve an image's stored bytes to a host that settles its servers.
 
-        :param certificate: the distinguished name in the host's.
         :returns: None if it is not served to settle: they settle onto a full base that is there,
             unless the image says that they are not to.
         """
-        manifest = self._store.load(image_id)
+        manifest = self._store.load(message.image_id)
         if manifest is None:
             return None
         if not manifest.made.base_path or not served(manifest.wished.availability).base_to_settle:
-            return None if manifest.wished.settle else {'settle': False}
-        whose = self._exporter.know(host, certificate)
+            return None if manifest.wished.settle else StoredExport(settle=False)
+        whose = self._exporter.know(message.host, message.certificate)
         export = self._exporter.ensure_stored(manifest, whose)
         described = self._exporter.describe(manifest, whose)
-        return {'server': described['server'], 'tls': described['tls'], 'export': export,
-                'base_export': described['base_export'],
-                'stored_bytes': manifest.made.stored_bytes, 'image_hash': manifest.made.base_hash,
-                'image_format': manifest.made.image_format, 'signature': manifest.made.signature,
-                'settle': manifest.wished.settle and not decisions.is_unverified(manifest)}
+        return StoredExport(
+            manifest.wished.settle and not decisions.is_unverified(manifest),
+            tuple(described['server']), described['tls'], export, described['base_export'],
+            manifest.made.stored_bytes, manifest.made.base_hash, manifest.made.image_format,
+            manifest.made.signature)
 
 
 def _known(manifest: Manifest) -> _Known:
@@ -535,4 +536,4 @@ def _known(manifest: Manifest) -> _Known:
 def _stock(manifest: Manifest) -> dict[str, Any]:
     reason = f'the image is {manifest.state.value}'
     why = manifest.reason
-    return {'action': rpcapi.ACTION_STOCK, 'reason': reason + (f': {why}' if why else '')}
+    return {'action': BootAction.STOCK, 'reason': reason + (f': {why}' if why else '')}

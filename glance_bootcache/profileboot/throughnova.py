@@ -21,8 +21,9 @@ from oslo_log import log as logging
 from oslo_utils import timeutils
 
 from bootcache import conf as bootcache_conf
-from bootcache import ending, exception, properties, rpcapi
+from bootcache import ending, exception, properties
 from bootcache.bootend import BootMarker
+from bootcache.rpc import messages
 from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
@@ -167,7 +168,7 @@ class NovaProfileBoots:
         # Looked up late: a profile boot is in hand before it has a server.
         others = (None, *tokens())
         mine = [server for server in found
-                if server.metadata.get(rpcapi.PROFILE_METADATA) not in others]
+                if server.metadata.get(messages.PROFILE_METADATA) not in others]
         for server in mine:
             LOG.info('deleting server %s, left over from a profile boot', server.id)
             self._delete(server.id, tries)
@@ -223,15 +224,15 @@ class NovaProfileBoots:
             server = self._client.servers.create(
                 name=f'{NAME_PREFIX}{image.image_id}', image=image.image_id,
                 flavor=flavor.flavor_id, nics='none', config_drive=True,
-                meta={rpcapi.PROFILE_METADATA: job.token},
-                scheduler_hints={rpcapi.PROFILE_HINT: 'yes'},
+                meta={messages.PROFILE_METADATA: job.token},
+                scheduler_hints={messages.PROFILE_HINT: 'yes'},
                 availability_zone=self._conf.profile_availability_zone)
         except Exception:
             # The answer may be lost, and the server there all the same.
             self._has_left = True
             for lost in self._client.servers.list(search_opts={
                     'name': f'^{re.escape(NAME_PREFIX + image.image_id)}'}):
-                if job.owns(lost.metadata.get(rpcapi.PROFILE_METADATA)):
+                if job.owns(lost.metadata.get(messages.PROFILE_METADATA)):
                     self._delete(lost.id)
             raise
         LOG.info('image %s: profile boot as server %s, flavor %s', image.image_id, server.id,

@@ -17,7 +17,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Operators:
-    """Answers the command ``bootcache``; bootcache/rpcapi.py has the meaning of the answers.
+    """Answers the command ``bootcache``; bootcache.rpc.messages has the meaning of the answers.
 
     :param manager: does what takes more than a change of a manifest.
     :param hosts: what compute hosts hold.

@@ -5,7 +5,6 @@ import glob
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from oslo_config import cfg
 
@@ -13,6 +12,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, properties
 from bootcache.ceph.rbd import HEAD
 from bootcache.manifest import Manifest
+from bootcache.rpc.messages import SnapshotProgress
 from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit, Stored
 from glance_bootcache.snapshots.writing import SnapshotDaemon
 from glance_bootcache.storage import inspection
@@ -66,18 +66,20 @@ class Sending:
         raise SnapshotUnfit('; '.join(reasons) or 'no store is configured for snapshots')
 
     def begin(self, store: SnapshotStore, base: Manifest, snapshot_id: str, export: str,
-              virtual_bytes: int, certificate: str) -> dict[str, Any]:
+              virtual_bytes: int, certificate: str) -> SnapshotProgress:
         """Make a snapshot, and serve it to one host, to be written.
 
         :param certificate: as ``Exporters.know`` names the host's exporter.
-        :returns: what the host is told: see ``begin_snapshot`` in rpcapi.py.
+        :returns: what the host is told.
         :raises BootcacheError: if that cannot be done; ``give_up`` removes what there is.
         """
         writable = store.begin(base, snapshot_id, virtual_bytes)
         node = self._daemon.open(export, writable.node)
-        return {**self._exporters.lend(export, node, certificate), 'export': export,
-                'disk_format': writable.disk_format, 'image_hash': base.made.base_hash,
-                'base_export': base.made.base_export}
+        place = self._exporters.lend(export, node, certificate)
+        return SnapshotProgress(
+            server=tuple(place['server']), tls=place['tls'], export=export,
+            disk_format=writable.disk_format, image_hash=base.made.base_hash,
+            base_export=base.made.base_export)
 
     def finish(self, store: SnapshotStore, snapshot_id: str, export: str, virtual_bytes: int,
                check: Callable[[], None]) -> Stored:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -22,6 +21,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import Manifest
+from bootcache.rpc.messages import BeginSnapshot, SnapshotProgress
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache import away
 from glance_bootcache import conf as glance_conf
@@ -76,7 +76,7 @@ class _Job:
     heard_at: float
     step: _Step = _Step.BEGINNING
     # What the host is told.
-    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+    told: SnapshotProgress = dataclasses.field(default_factory=SnapshotProgress)
     store: SnapshotStore | None = None
     # Of the file that is uploaded.
     path: str = ''
@@ -124,24 +124,25 @@ class SnapshotJobs:
         for workers in (self._workers, self._uploads):
             workers.shutdown(wait=False, cancel_futures=True)
 
-    # What hosts ask: see rpcapi.py. Nothing here waits.
+    # What hosts ask: see bootcache.rpc.messages. Nothing here waits.
 
-    def begin(self, image_id: str, snapshot_id: str, host: str, certificate: str, token: str,
-              virtual_bytes: int) -> dict[str, Any]:
+    def begin(self, message: BeginSnapshot) -> SnapshotProgress:
         """A host asks for a snapshot, or how far it is."""
+        snapshot_id = message.snapshot_id
         with self._lock:
             job = self._jobs.get(snapshot_id)
             if job is not None:
-                return self._heard(job, token)
-            base = self._images.load(image_id)
-            if reason := self._refusal(base, snapshot_id, host):
-                return {'refused': reason}
+                return self._heard(job, message.token)
+            base = self._images.load(message.image_id)
+            if reason := self._refusal(base, snapshot_id, message.host):
+                return SnapshotProgress(refused=reason)
             assert base is not None
-            job = self._jobs[snapshot_id] = _Job(snapshot_id, base, host, token, virtual_bytes,
-                                                 new_export(), self._clock())
+            job = self._jobs[snapshot_id] = _Job(
+                snapshot_id, base, message.host, message.token, message.virtual_bytes,
+                new_export(), self._clock())
             self._removal.note_begun(snapshot_id)
-        self._submit(job, lambda: self._begin(job, image_id, certificate))
-        return {}
+        self._submit(job, lambda: self._begin(job, message.image_id, message.certificate))
+        return SnapshotProgress()
 
     def _refusal(self, base: Manifest | None, snapshot_id: str, host: str) -> str:
         if self._stopping.is_set():
@@ -158,27 +159,28 @@ class SnapshotJobs:
             return 'it was under way before, and is given up'
         return ''
 
-    def finish(self, snapshot_id: str, token: str) -> dict[str, Any]:
+    def finish(self, snapshot_id: str, token: str) -> SnapshotProgress:
         """A host has sent all of a snapshot, or asks how far it is."""
         return self._go_on(snapshot_id, token, _Step.READY, _Step.FINISHING, self._finish)
 
-    def upload(self, snapshot_id: str, token: str) -> dict[str, Any]:
+    def upload(self, snapshot_id: str, token: str) -> SnapshotProgress:
         """Glance knows what the image is: its data can be uploaded; or a host asks how far that is.
         """
         return self._go_on(snapshot_id, token, _Step.HELD, _Step.UPLOADING, self._upload)
 
     def _go_on(self, snapshot_id: str, token: str, from_step: _Step, to_step: _Step,
-               work: Callable[[_Job], None]) -> dict[str, Any]:
+               work: Callable[[_Job], None]) -> SnapshotProgress:
         with self._lock:
             job = self._jobs.get(snapshot_id)
             if job is None:
-                return {'refused': 'the storage service does not know it any more'}
+                return SnapshotProgress(refused='the storage service does not know it any more')
             told = self._heard(job, token)
-            if 'refused' in told or job.step is not from_step:
-                return {key: told[key] for key in _OUTCOMES[to_step] if key in told}
+            if told.refused or job.step is not from_step:
+                return SnapshotProgress(
+                    **{name: getattr(told, name) for name in _OUTCOMES[to_step]})
             job.step = to_step
         self._submit(job, lambda: work(job))
-        return {}
+        return SnapshotProgress()
 
     def abandon(self, snapshot_id: str, token: str) -> bool:
         """A host does not go on with a snapshot; returns whether nothing is left of it."""
@@ -186,17 +188,18 @@ class SnapshotJobs:
             job = self._jobs.get(snapshot_id)
             if job is None or not hmac.compare_digest(job.token, token):
                 return job is not None or self._records.get(snapshot_id) is None
-            was, job.step, job.told = job.step, _Step.FAILED, {'refused': 'it was given up'}
+            was, job.step, job.told = job.step, _Step.FAILED, SnapshotProgress(
+                refused='it was given up')
             job.heard_at = self._clock()
         if was is not _Step.FAILED:
             self._submit(job, lambda: self._doom(job))
         return self._records.get(snapshot_id) is None
 
-    def _heard(self, job: _Job, token: str) -> dict[str, Any]:
+    def _heard(self, job: _Job, token: str) -> SnapshotProgress:
         if not hmac.compare_digest(job.token, token):
-            return {'refused': 'another host sends it'}
+            return SnapshotProgress(refused='another host sends it')
         job.heard_at = self._clock()
-        return dict(job.told)
+        return job.told
 
     # The work, one step of a snapshot after the other.
 
@@ -239,11 +242,11 @@ class SnapshotJobs:
         if not stored.url:
             job.path = stored.path
             LOG.info('snapshot %s of host %s is to be uploaded', job.snapshot_id, job.host)
-            self._moved(job, _Step.FINISHING, _Step.HELD, {'upload': True})
+            self._moved(job, _Step.FINISHING, _Step.HELD, SnapshotProgress(upload=True))
             return
         self._put(job, job.store, Stage.FINISHED)
         LOG.info('snapshot %s of host %s is %s', job.snapshot_id, job.host, stored.url)
-        self._moved(job, _Step.FINISHING, _Step.FINISHED, {'url': stored.url})
+        self._moved(job, _Step.FINISHING, _Step.FINISHED, SnapshotProgress(url=stored.url))
 
     def _upload(self, job: _Job) -> None:
         assert job.store is not None
@@ -256,7 +259,7 @@ class SnapshotJobs:
         LOG.info('snapshot %s of host %s is uploaded', job.snapshot_id, job.host)
         with self._lock:
             # Also if it was given up meanwhile: it is Glance's.
-            job.step, job.told = _Step.FINISHED, {'uploaded': True}
+            job.step, job.told = _Step.FINISHED, SnapshotProgress(uploaded=True)
 
     def _check(self, job: _Job, step: _Step) -> None:
         if job.step is not step or self._stopping.is_set():
@@ -268,7 +271,7 @@ class SnapshotJobs:
         self._records.put(record)
         return record
 
-    def _moved(self, job: _Job, was: _Step, step: _Step, told: dict[str, Any]) -> None:
+    def _moved(self, job: _Job, was: _Step, step: _Step, told: SnapshotProgress) -> None:
         with self._lock:
             given_up = job.step is not was
             if not given_up:
@@ -278,7 +281,8 @@ class SnapshotJobs:
 
     def _fail(self, job: _Job, reason: str) -> None:
         with self._lock:
-            job.step, job.told = _Step.FAILED, {'refused': reason}
+            job.step, job.told = _Step.FAILED, SnapshotProgress(
+                refused=reason or 'it failed')
         self._doom(job)
 
     def _doom(self, job: _Job) -> None:

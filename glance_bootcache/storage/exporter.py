@@ -269,7 +269,7 @@ class Exporter:
         self._daemon.stop()
 
     def describe(self, manifest: Manifest) -> dict[str, Any]:
-        """Return what a compute host needs to reach an image: see ``plan_boot`` in rpcapi."""
+        """Return what a compute host needs to reach an image: see PlanBoot."""
         return {**self._reached, **described(manifest)}
 
     def ensure(self, manifest: Manifest, cache_path: str | None) -> None:

@@ -270,7 +270,7 @@ class Exporters:
     # Images.
 
     def describe(self, manifest: Manifest, certificate: str = COMMON) -> dict[str, Any]:
-        """Return what a compute host needs to reach an image: see ``plan_boot`` in rpcapi."""
+        """Return what a compute host needs to reach an image: see PlanBoot."""
         return {**self._of(certificate).describe(manifest), **self._clones.told(manifest)}
 
     def ensure(self, manifest: Manifest, cache_path: str | None,

@@ -21,6 +21,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache.exception import RequestRefused
 from bootcache.manifest import ImageState, Manifest, Standing
+from bootcache.rpc.messages import ReportWarm
 from bootcache.util.backoff import Backoff
 from glance_bootcache import away
 from glance_bootcache import conf as glance_conf
@@ -301,7 +302,7 @@ class Warming:
         What is under way for one of them goes on, and is not begun again.
 
         :param aggregates: names.
-        :returns: see ``get_warming`` in bootcache/rpcapi.py.
+        :returns: see GetWarming.
         :raises RequestRefused: if the image has no cache image, an aggregate is not known, or too
             much is to be warmed already; then nothing is begun.
         """
@@ -330,23 +331,24 @@ class Warming:
         self._wake.set()
         return self.progress(image_id)
 
-    def report(self, image_id: str, host: str, outcome: str, reason: str) -> bool:
+    def report(self, message: ReportWarm) -> bool:
         """Take a host's report of what came of Nova's request.
 
         :returns: False if it was not asked by this service.
         """
         with self._lock:
             jobs = [job for job in self._jobs.values()
-                    if job.image_id == image_id and job.phase is not WarmPhase.DONE]
+                    if job.image_id == message.image_id and job.phase is not WarmPhase.DONE]
             known = [job for job in jobs
-                     if job.report(host, outcome, reason, self._clock())]
+                     if job.report(message.host, message.outcome, message.reason, self._clock())]
         if known:
             self._wake.set()
-        LOG.debug('image %s: host %s was warmed: %s %s', image_id, host, outcome, reason)
+        LOG.debug('image %s: host %s was warmed: %s %s', message.image_id, message.host,
+                  message.outcome, message.reason)
         return bool(known)
 
     def progress(self, image_id: str) -> list[dict[str, Any]]:
-        """Return how far the warming of an image is: see ``get_warming`` in bootcache/rpcapi.py."""
+        """Return how far the warming of an image is: see GetWarming."""
         with self._lock:
             self._forget(self._clock())
             return [job.describe() for job in self._jobs.values() if job.image_id == image_id]

@@ -10,13 +10,13 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bootcache import rpcapi
 from bootcache.manifest import ImageState, Manifest, Standing
+from bootcache.rpc.messages import WarmOutcome
 from bootcache.util.backoff import pause_seconds
 
 _BACKOFF_SECONDS = 30.0
 _LONGEST_BACKOFF_SECONDS = 600.0
-_WARM = (rpcapi.WARM_CACHED, rpcapi.WARM_EXISTING)
+_WARM = (WarmOutcome.CACHED, WarmOutcome.EXISTING)
 _LONGEST_REASON = 500
 # Each host reports within a minute, whatever it is busy with; one that does not is not there.
 _SILENT_SECONDS = 180.0
@@ -26,13 +26,13 @@ _SILENT_SECONDS = 180.0
 class HostOutcome:
     """How far one host is.
 
-    :ivar outcome: waiting, or one of ``rpcapi.WARM_OUTCOMES``.
+    :ivar outcome: that is known of it.
     :ivar reason: of the last error; empty if there was none, or it is warm.
     :ivar attempts: how many times Nova was asked to warm it.
     :ivar held: it held the image already when Nova was asked first.
     """
 
-    outcome: str = rpcapi.WARM_WAITING
+    outcome: WarmOutcome = WarmOutcome.WAITING
     reason: str = ''
     attempts: int = 0
     held: bool = False
@@ -40,11 +40,11 @@ class HostOutcome:
     @property
     def is_final(self) -> bool:
         """Whether another attempt would change nothing."""
-        return self.outcome in (*_WARM, rpcapi.WARM_UNSUPPORTED)
+        return self.outcome in (*_WARM, WarmOutcome.UNSUPPORTED)
 
-    def reported(self, outcome: str, reason: str) -> 'HostOutcome':
+    def reported(self, outcome: WarmOutcome, reason: str) -> 'HostOutcome':
         """Return what it is after the host's report; a host that is warm stays as it is."""
-        if self.outcome in _WARM or outcome not in rpcapi.WARM_OUTCOMES:
+        if self.outcome in _WARM:
             return self
         return dataclasses.replace(self, outcome=outcome, reason='' if outcome in _WARM
                                    else reason[:_LONGEST_REASON])
@@ -99,11 +99,11 @@ class WarmJob:
         for name in hosts:
             known = before.get(name, HostOutcome(held=name in present))
             if not known.is_final:
-                known = dataclasses.replace(known, outcome=rpcapi.WARM_WAITING,
+                known = dataclasses.replace(known, outcome=WarmOutcome.WAITING,
                                             attempts=known.attempts + 1)
             self.hosts[name] = known
 
-    def report(self, host: str, outcome: str, reason: str, now: float) -> bool:
+    def report(self, host: str, outcome: WarmOutcome, reason: str, now: float) -> bool:
         """Take a host's report.
 
         :returns: False if the host is none of the job's.
@@ -122,7 +122,7 @@ class WarmJob:
         """
         for name, known in self.hosts.items():
             if not known.is_final and holding.get(name, -1) >= generation:
-                self.report(name, rpcapi.WARM_EXISTING if known.held else rpcapi.WARM_CACHED, '',
+                self.report(name, WarmOutcome.EXISTING if known.held else WarmOutcome.CACHED, '',
                             now)
 
     def close(self, now: float, timeout: float, attempts: int,
@@ -138,7 +138,7 @@ class WarmJob:
         if self.phase is WarmPhase.ASKED:
             self._pass_over_silent(now, seen)
         waiting = [name for name, known in self.hosts.items()
-                   if known.outcome == rpcapi.WARM_WAITING]
+                   if known.outcome == WarmOutcome.WAITING]
         reported = self.phase is WarmPhase.ASKED and (not waiting or now - self.heard_at >= timeout)
         # While it waits for the next attempt, a host may have been warmed otherwise.
         needless = self.phase is WarmPhase.WAITING and self.hosts and all(
@@ -147,7 +147,7 @@ class WarmJob:
             return []
         for name in waiting:
             self.hosts[name] = dataclasses.replace(
-                self.hosts[name], outcome=rpcapi.WARM_ERROR, reason=(
+                self.hosts[name], outcome=WarmOutcome.ERROR, reason=(
                     f'no report within {timeout:g} s; is its nova-compute up, and does it run'
                     ' bootcache\'s driver?'))
         cold = [name for name, known in self.hosts.items() if known.outcome not in _WARM]
@@ -161,9 +161,9 @@ class WarmJob:
     def _pass_over_silent(self, now: float, seen: Mapping[str, float]) -> None:
         for name, known in self.hosts.items():
             heard = max(self.asked_at, seen.get(name, self.asked_at))
-            if known.outcome == rpcapi.WARM_WAITING and now - heard >= _SILENT_SECONDS:
+            if known.outcome == WarmOutcome.WAITING and now - heard >= _SILENT_SECONDS:
                 self.hosts[name] = dataclasses.replace(
-                    known, outcome=rpcapi.WARM_ERROR, reason=(
+                    known, outcome=WarmOutcome.ERROR, reason=(
                         f'not heard of for {_SILENT_SECONDS:g} s; is its nova-compute up, and does'
                         ' it run bootcache\'s driver?'))
 
@@ -198,12 +198,12 @@ class WarmJob:
     def end(self, now: float, reason: str) -> None:
         """Nothing more is done."""
         self.phase, self.ended_at, self.reason = WarmPhase.DONE, now, reason
-        self.hosts = {name: known if known.outcome != rpcapi.WARM_WAITING else dataclasses.replace(
-            known, outcome=rpcapi.WARM_ERROR, reason=known.reason or reason)
+        self.hosts = {name: known if known.outcome != WarmOutcome.WAITING else dataclasses.replace(
+            known, outcome=WarmOutcome.ERROR, reason=known.reason or reason)
             for name, known in self.hosts.items()}
 
     def describe(self) -> dict[str, Any]:
-        """Return it as plain values: see ``get_warming`` in bootcache/rpcapi.py."""
+        """Return it as plain values: see GetWarming."""
         return {'aggregate': self.aggregate, 'done': self.phase is WarmPhase.DONE,
                 'reason': self.reason,
                 'hosts': {name: {'outcome': known.outcome, 'reason': known.reason,

@@ -1,6 +1,5 @@
 """What a host asks the storage service for when a server boots."""
 
-import base64
 import contextlib
 import dataclasses
 import time
@@ -13,19 +12,36 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, rpcapi
+from bootcache import exception
 from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
-from bootcache.exchange.client import Exchanged, FetchProgress, Peer
+from bootcache.exchange.client import Exchanged, FetchProgress
 from bootcache.manifest import CacheInfo
+from bootcache.rpc.client import StorageClient
+from bootcache.rpc.fields import MOST_GIVERS
+from bootcache.rpc.messages import (
+    Answer,
+    BootAction,
+    ExchangeBase,
+    ExchangeCache,
+    ExchangeOffer,
+    ExchangeWay,
+    HoldSlot,
+    Message,
+    PlanBoot,
+    ReportExchange,
+    ServeStored,
+    StoredExport,
+    TakeSlot,
+)
 from bootcache.tier import Medium
 from nova_bootcache.asking.placement import Offer, Storage
 from nova_bootcache.storagenode import PLAIN, Encryption, Remote
 
 LOG = logging.getLogger(__name__)
 
-_OFFERS = {rpcapi.ACTION_CACHE: Offer.CACHE, rpcapi.ACTION_COLD: Offer.COLD,
-           rpcapi.ACTION_RECORD: Offer.PROFILE, rpcapi.ACTION_WAIT: Offer.WAIT}
+_OFFERS = {BootAction.CACHE: Offer.CACHE, BootAction.COLD: Offer.COLD,
+           BootAction.RECORD: Offer.PROFILE, BootAction.WAIT: Offer.WAIT}
 # A download may become faster; to go the stock way costs this host another one.
 _MARGIN = 1.25
 
@@ -112,7 +128,7 @@ class Offered:
 def parse(image_id: str, answer: dict[str, Any] | None) -> Offered:
     """Read an answer; one that makes no sense is a reason for the stock way.
 
-    :param answer: of ``plan_boot``, see bootcache/rpcapi.py; None if the service does not answer.
+    :param answer: of ``plan_boot``, None if the service does not answer.
     """
     if answer is None:
         return Offered(Storage(Offer.AWAY), 'the storage service does not answer')
@@ -203,7 +219,7 @@ class HostsClient:
     def __init__(self, conf: cfg.ConfigOpts, encryption: Encryption = PLAIN):
         self._conf = conf
         self._encryption = encryption
-        self._api: rpcapi.StorageAPI | None = None
+        self._client: StorageClient | None = None
         self.hostname = ''
 
     def start(self, hostname: str) -> None:
@@ -212,17 +228,17 @@ class HostsClient:
         :param hostname: the host's name for the storage service.
         """
         self.hostname = hostname
-        self._api = rpcapi.StorageAPI(self._conf)
+        self._client = StorageClient(self._conf)
 
-    @property
-    def api(self) -> rpcapi.StorageAPI:
-        """The storage service's client.
+    def send(self, message: Message[Answer]) -> Answer:
+        """Send a message, and return its answer.
 
-        :raises BootcacheError: if the driver is not started.
+        :raises BootcacheError: if the driver is not started, or the answer makes no sense.
+        :raises MessagingException: if the storage service does not answer, or with an error.
         """
-        if self._api is None:
+        if self._client is None:
             raise exception.BootcacheError('the driver is not started')
-        return self._api
+        return self._client.send(message)
 
     def ask(self, image_id: str, server_id: str, profile_token: str | None = None,
             owner: str = '', refused_until: float = 0.0) -> dict[str, Any] | None:
@@ -239,8 +255,8 @@ class HostsClient:
                 stop=lambda _state: time.monotonic() >= refused_until,
                 # Not all that were refused at one moment at another one.
                 wait=tenacity.wait_random(0.5 * _ASK_AGAIN_SECONDS, 1.5 * _ASK_AGAIN_SECONDS))(
-                    self.api.plan_boot, image_id, self.hostname, server_id, profile_token, owner,
-                    self._encryption.name())
+                    self.send, PlanBoot(image_id, self.hostname, server_id, profile_token, owner,
+                                        self._encryption.name()))
             return answer
         except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
             LOG.warning('bootcache: the storage service does not answer: %s', error)
@@ -250,13 +266,13 @@ class HostsClient:
             LOG.warning('bootcache: the storage service has too much to answer: %s', error.value)
         return None
 
-    def ask_for_stored(self, image_id: str) -> dict[str, Any] | None:
+    def ask_for_stored(self, image_id: str) -> StoredExport | None:
         """Ask for an image's stored bytes; None if the image has no base there.
 
         :raises BootcacheError: if the driver is not started.
         :raises MessagingException: if the storage service does not answer, or with an error.
         """
-        return self.api.serve_stored(image_id, self.hostname, self._encryption.name())
+        return self.send(ServeStored(image_id, self.hostname, self._encryption.name()))
 
     def take_slot(self) -> None:
         """Get leave to get full bases from the storage node.
@@ -265,7 +281,7 @@ class HostsClient:
         :raises BootcacheError: if the driver is not started.
         :raises MessagingException: if the storage service does not answer, or with an error.
         """
-        again = self.api.take_slot(self.hostname)
+        again = self.send(TakeSlot(self.hostname))
         if again:
             raise exception.NoSlot(again)
 
@@ -275,7 +291,7 @@ class HostsClient:
         :param holds: False for the latter.
         """
         try:
-            self.api.hold_slot(self.hostname, holds)
+            self.send(HoldSlot(self.hostname, holds))
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.info('bootcache: the storage service does not hear of its slot: %s', error)
 
@@ -333,8 +349,8 @@ class ExchangeAsking:
         :param sha256: of its file.
         :returns: None if all of it is to be copied from the storage node.
         """
-        return self._ask(image_id, 'cache image', lambda: self._storage.api.exchange_cache(
-            image_id, self._storage.hostname, sha256, *self._self()), sha256)
+        return self._ask(image_id, 'cache image', lambda: self._storage.send(ExchangeCache(
+            image_id, self._storage.hostname, sha256, *self._self())), sha256)
 
     def ask_for_base(self, image_id: str, image_hash: str, wait: Callable[[], bool]
                      ) -> Exchanged | None:
@@ -345,56 +361,49 @@ class ExchangeAsking:
             to ask again.
         :raises NoSlot: if it comes from the storage node only, and it is others' turn.
         """
-        def ask() -> Any:
-            while answer := self._storage.api.exchange_base(
-                    image_id, self._storage.hostname, image_hash, *self._self()):
-                if not answer.get('wait'):
+        def ask() -> ExchangeOffer | None:
+            while answer := self._storage.send(ExchangeBase(
+                    image_id, self._storage.hostname, image_hash, *self._self())):
+                if answer.torrent:
                     break
-                if again := answer.get('again'):
-                    raise exception.NoSlot(float(again))
+                if answer.again:
+                    raise exception.NoSlot(answer.again)
                 if not wait():
                     return None
             return answer
 
         return self._ask(image_id, 'full base', ask, '')
 
-    def report(self, image_id: str, file: str, way: str, progress: FetchProgress | None,
+    def report(self, image_id: str, file: str, way: ExchangeWay, progress: FetchProgress | None,
                copied: int, gives: bool) -> None:
         """Tell how a file came that was asked for; nothing happens if nobody hears it.
 
         :param file: the SHA-256 of a cache image, or the hash of a stored file.
-        :param way: one of ``rpcapi.WAYS``.
         :param progress: how far it came by exchange, None if not at all.
         :param copied: bytes that came from the storage node's exporter.
         :param gives: whether this host gives it to others.
         """
         got = sorted(progress.peers.items(), key=lambda peer: -peer[1]) if progress else []
         try:
-            self._storage.api.report_exchange(
+            self._storage.send(ReportExchange(
                 image_id, self._storage.hostname, file, way,
-                [[address, count] for address, count in got if count][:rpcapi.MOST_GIVERS],
-                copied, gives)
+                [(address, count) for address, count in got if count][:MOST_GIVERS],
+                copied, gives))
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.info('image %s: nobody hears how it came here: %s', image_id, error)
 
     def _self(self) -> tuple[str, int, str]:
         return self._conf.exchange_address, self._conf.exchange_port, self._conf.exchange_rack
 
-    def _ask(self, image_id: str, what: str, ask: Callable[[], Any], sha256: str
-             ) -> Exchanged | None:
+    def _ask(self, image_id: str, what: str, ask: Callable[[], ExchangeOffer | None],
+             sha256: str) -> Exchanged | None:
         try:
             answer = ask()
             return None if answer is None else Exchanged(
-                base64.b64decode(answer['torrent']), sha256, _peers(answer['peers']),
-                _peers(answer['reserve']), bool(answer.get('slot')))
+                answer.torrent, sha256, answer.peers, answer.reserve, answer.has_slot)
         except exception.NoSlot:
             raise
-        except (exception.BootcacheError, messaging.MessagingException, KeyError, TypeError,
-                ValueError) as error:
+        except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.info('image %s: its %s is copied, as nobody says who else has it: %s', image_id,
                      what, error)
             return None
-
-
-def _peers(told: Any) -> tuple[Peer, ...]:
-    return tuple((str(address), int(port)) for address, port in told)

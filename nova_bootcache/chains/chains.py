@@ -10,6 +10,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, steps
+from bootcache.rpc.messages import PromoteImage
 from bootcache.tier import Medium
 from nova_bootcache.asking import client, placement
 from nova_bootcache.asking.client import AsUser, Offered
@@ -94,7 +95,7 @@ class PlannedDisks:
                 if step is PlanStep.PROMOTE:
                     # The boot does not depend on it.
                     with contextlib.suppress(messaging.MessagingException):
-                        self._parts.storage.api.promote_image(image_id)
+                        self._parts.storage.send(PromoteImage(image_id))
                 elif step in placement.FETCH:
                     self._fetch(offered, placement.FETCH[step])
                 elif step in placement.ARRIVE:

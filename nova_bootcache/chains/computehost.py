@@ -94,7 +94,7 @@ class ComputeHost:
                                Exchanges(conf, self.exchange_asking))
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
-        self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
+        self.boots = WatchedBoots(self.below.stores, self.needs, self.storage.send,
                                   self.drop_useless_stores)
         self.expansions = Expansions(self.cache, self.room, self.needs, Expand(group.expand),
                                      group.settle_delay, base_directory)

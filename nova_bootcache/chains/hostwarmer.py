@@ -6,7 +6,8 @@ from collections.abc import Callable
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, rpcapi
+from bootcache import exception
+from bootcache.rpc.messages import PromoteImage, ReportWarm, WarmOutcome
 from bootcache.tier import Medium
 from nova_bootcache.asking import client, placement
 from nova_bootcache.asking.client import Offered
@@ -40,12 +41,12 @@ class HostWarmer:
         try:
             fetched = self._cache_image(image_id, goes_stock, stock)
         except NotImplementedError:
-            self._tell(image_id, rpcapi.WARM_UNSUPPORTED, 'the driver cannot cache images')
+            self._tell(image_id, WarmOutcome.UNSUPPORTED, 'the driver cannot cache images')
             raise
         except Exception as error:
-            self._tell(image_id, rpcapi.WARM_ERROR, str(error))
+            self._tell(image_id, WarmOutcome.ERROR, str(error))
             raise
-        self._tell(image_id, rpcapi.WARM_CACHED if fetched else rpcapi.WARM_EXISTING, '')
+        self._tell(image_id, WarmOutcome.CACHED if fetched else WarmOutcome.EXISTING, '')
         return fetched
 
     def _cache_image(self, image_id: str, goes_stock: bool, stock: Callable[[], bool]) -> bool:
@@ -73,7 +74,7 @@ class HostWarmer:
             if step is PlanStep.PROMOTE:
                 # The fetch does not depend on it.
                 with contextlib.suppress(messaging.MessagingException):
-                    self._host.storage.api.promote_image(image_id)
+                    self._host.storage.send(PromoteImage(image_id))
             else:
                 self._fetch(offered, placement.FETCH[step])
         return True
@@ -85,10 +86,10 @@ class HostWarmer:
             LOG.info('bootcache: warming goes on at full speed: %s', error)
             self._host.fetches.fetch_offered(offered, medium)
 
-    def _tell(self, image_id: str, outcome: str, reason: str) -> None:
+    def _tell(self, image_id: str, outcome: WarmOutcome, reason: str) -> None:
         try:
             storage = self._host.storage
-            storage.api.report_warm(image_id, storage.hostname, outcome, reason)
+            storage.send(ReportWarm(image_id, storage.hostname, outcome, reason))
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.warning('bootcache: image %s: the storage service is not told that warming ended'
                         ' with %s: %s', image_id, outcome, error)

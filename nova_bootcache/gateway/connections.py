@@ -5,7 +5,6 @@ bootcache/connectors).
 """
 
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.watch import BaseWatch
 from bootcache.connectors.ways import Way, absent_way, nbd_way
 from bootcache.locks import KeyedLocks
+from bootcache.rpc.report import BaseRead
 from bootcache.util.backoff import Backoff
 from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.locks import Rank
@@ -31,25 +31,6 @@ _MOST_FOUND = 8
 # The place of bases that are read there.
 _IN_CEPH = 'Ceph'
 _TOLD = (exception.ConfigurationError, exception.BaseUnreadable)
-
-
-@dataclasses.dataclass(frozen=True)
-class BaseStatus:
-    """How a base is read.
-
-    :ivar image_id: whose base it is.
-    :ivar way: address of the storage node, or the clone in Ceph; empty if no way can be used.
-    :ivar connector: name of the connector; empty likewise.
-    :ivar since: since when, in seconds since the epoch.
-    :ivar answered: when the watch was last answered, in seconds since the epoch, 0 if never since
-        this process has started; None while each of its reads is answered.
-    """
-
-    image_id: str
-    way: str
-    connector: str
-    since: float
-    answered: float | None
 
 
 def away(remote: Remote, error: object) -> exception.StorageNodeAway:
@@ -236,7 +217,7 @@ class BaseConnections:
 
     # All of them.
 
-    def list_bases(self) -> list[BaseStatus]:
+    def list_bases(self) -> list[BaseRead]:
         """Return how each base is read that is needed, as far as the watch knows."""
         found = []
         for export, remote in self._linked().items():
@@ -244,7 +225,7 @@ class BaseConnections:
             way = self._clones.clone(remote, remote.rbd).path \
                 if self.is_in_ceph(export) and remote.rbd is not None \
                 else naming.tcp_address(remote.host, remote.port)
-            found.append(BaseStatus(remote.image_id, way if name else '', name,
+            found.append(BaseRead(remote.image_id, way if name else '', name,
                                     self._connectors.since(export), self._watch.answered(export)))
         return found
 

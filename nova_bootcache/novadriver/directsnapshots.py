@@ -211,7 +211,7 @@ class DirectSnapshots:
         try:
             told = snapshot.begin()
             begun = True
-            disk_format = str(told.get(_FORMAT, 'raw'))
+            disk_format = told.disk_format
             if overlay.wanted_format not in ('', disk_format):
                 raise SnapshotRefused(f'[libvirt]snapshot_image_format is {overlay.wanted_format},'
                                       f' and it would be {disk_format}', True)

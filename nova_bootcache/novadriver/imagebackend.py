@@ -12,7 +12,8 @@ from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg, rpcapi
+from bootcache import exception, naming, qemuimg
+from bootcache.rpc import messages
 from nova_bootcache.asking.client import AsUser
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
@@ -41,7 +42,7 @@ def lazy(instance: Any, name: str) -> Any:
 
 
 def _profile_token(instance: Any) -> str | None:
-    token: str | None = (lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
+    token: str | None = (lazy(instance, 'metadata') or {}).get(messages.PROFILE_METADATA)
     return token
 
 

@@ -1,16 +1,18 @@
 """What a host holds, told to the scheduler and to the storage service."""
 
 import contextlib
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, naming, rpcapi
+from bootcache import exception
+from bootcache.rpc import messages
+from bootcache.rpc.fields import MOST_NAMED
+from bootcache.rpc.messages import ReportHoldings
+from bootcache.rpc.report import BasesRead, HeldImage, HostReport, PausedGuests, UnsettledServers
 from bootcache.tier import Medium
 from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
@@ -20,8 +22,6 @@ from nova_bootcache.published.warmth import Holding, Level
 LOG = logging.getLogger(__name__)
 
 _BASE = re.compile('[0-9a-f]{40}')
-# Bases that are named in a report; all are counted.
-_MOST_NAMED = 50
 _LEVELS = {Medium.DISK: Level.DISK, Medium.MEMORY: Level.MEMORY}
 
 
@@ -31,18 +31,18 @@ class PublishedHoldings:
     :param host: the host.
     :param base_directory: Nova's own directory of bases.
     :param unsettled: which servers depend on bootcache; None while that is not known.
-    :param waiting: which servers' guests stand still, and wait.
+    :param paused: which servers' guests are paused.
     """
 
     def __init__(self, host: ComputeHost, base_directory: str,
-                 unsettled: Callable[[], dict[str, Any] | None] = lambda: None,
-                 waiting: Callable[[], dict[str, Any]] = lambda: {'servers': 0, 'named': []}):
+                 unsettled: Callable[[], UnsettledServers | None] = lambda: None,
+                 paused: Callable[[], PausedGuests] = lambda: PausedGuests(0, ())):
         self._unsettled_servers = unsettled
-        self._waiting = waiting
+        self._paused_guests = paused
         self._host = host
         self._base_directory = base_directory
         # What the storage service was told last. The upkeep thread's own.
-        self._told: dict[str, object] | None = None
+        self._told: HostReport | None = None
 
     def _whole(self) -> list[tuple[CacheEntry, os.stat_result, float]]:
         """Return the cache images with data: entry, the file's status, and the last use."""
@@ -85,40 +85,34 @@ class PublishedHoldings:
                 yield Holding(warmth.base_key(name), Level.BASE,
                               os.stat(os.path.join(self._base_directory, name)).st_mtime)
 
-    def _report(self) -> dict[str, object]:
+    def _report(self) -> HostReport:
         images = {}
         for entry, status, used in self._whole():
             image_id = entry.remote.image_id
-            images[image_id] = [used, self._host.cache.medium(image_id).value, entry.generation,
-                                status.st_size]
-        return {'images': images, 'needs': self._needs(), 'unsettled': self._unsettled(),
-                'rpc': rpcapi.VERSION, 'certificates_end': self._host.expiry.earliest(),
-                'bases': self._bases_read(),
-                'quotas': {medium.value: limits.quota
-                           for medium, limits in self._host.room.limits.items()}}
+            images[image_id] = HeldImage(used, self._host.cache.medium(image_id), entry.generation,
+                                         status.st_size)
+        return HostReport(images, {medium: limits.quota
+                                   for medium, limits in self._host.room.limits.items()},
+                          self._needs(), self._unsettled_servers(), self._paused_guests(),
+                          self._bases_read(), messages.VERSION, self._host.expiry.earliest())
 
-    def _unsettled(self) -> dict[str, Any] | None:
-        found = self._unsettled_servers()
-        return None if found is None else {**found, 'waiting': self._waiting()}
-
-    def _bases_read(self) -> dict[str, Any]:
+    def _bases_read(self) -> BasesRead:
         """Return how bases are read; those that are not answered come first.
 
         While one is answered its last answer is no part of it: nothing has changed then.
         """
         found = sorted(self._host.connections.list_bases(),
                        key=lambda base: (base.answered is None, base.image_id))
-        return {'bases': len(found), 'named': [list(dataclasses.astuple(base))
-                                               for base in found[:_MOST_NAMED]]}
+        return BasesRead(len(found), tuple(found[:MOST_NAMED]))
 
-    def _needs(self) -> list[str]:
+    def _needs(self) -> frozenset[str]:
         """Return the images whose base servers of this host may read, also after a while."""
         needed = {entry.remote.image_id for entry in self._host.cache.entries()
                   if self._host.needs.needs_base(entry.remote.image_id)}
         # One that does not answer now serves what those entries name.
         with contextlib.suppress(exception.BootcacheError):
             needed.update(self._host.gateway.served())
-        return sorted(needed)
+        return frozenset(needed)
 
     def exchange(self) -> str:
         """Tell the storage service what this host holds, and let go of what it says.
@@ -126,21 +120,21 @@ class PublishedHoldings:
         :returns: why it cannot be told; empty if it answers.
         """
         report = self._report()
-        api = self._host.storage.api
+        storage = self._host.storage
         try:
-            answer = api.report_holdings(self._host.storage.hostname,
-                                         None if report == self._told else report)
-            if answer.get('resend'):
-                answer = api.report_holdings(self._host.storage.hostname, report)
-        except messaging.MessagingException as error:
+            answer = storage.send(ReportHoldings(storage.hostname,
+                                                 None if report == self._told else report))
+            if answer.resend:
+                answer = storage.send(ReportHoldings(storage.hostname, report))
+        except (messaging.MessagingException, exception.AnswerInvalid) as error:
             LOG.debug('bootcache: the storage service is not told what is here: %s', error)
             self._told = None
             return str(error)
         self._told = report
-        for image_id in answer.get('drop', ()):
+        for image_id in answer.drop:
             try:
-                self._let_go(naming.canonical_image_id(image_id))
-            except (exception.BootcacheError, OSError, ValueError) as error:
+                self._let_go(image_id)
+            except (exception.BootcacheError, OSError) as error:
                 LOG.warning('image %s: its cache image cannot be removed: %s', image_id, error)
         return ''
 

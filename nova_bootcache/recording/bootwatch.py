@@ -10,16 +10,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
-from typing import Any
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import ending, exception, recording, rpcapi, workingset
+from bootcache import ending, exception, recording, workingset
 from bootcache.bootend import BootEnd, BootMarker, FoundEnd
 from bootcache.ending import BootJudge, BootLimits, ProfileJudge, ServerJudge
 from bootcache.growingstore import GrowingStore, Mark, StoreKeeper
 from bootcache.locks import UsageCounts, leaf
+from bootcache.rpc.messages import Message, ReportBoot, ReportProgress
 from bootcache.util.backoff import Backoff
 from bootcache.workingset import Extent
 from nova_bootcache.asking.client import Offered
@@ -146,28 +146,25 @@ _MOST = 32
 # Between two tries; each may hold up the rest of the host's upkeep.
 _FIRST_PAUSE, _LONGEST_PAUSE = 10, 300
 _SERVICE = 'service'
-# The arguments of rpcapi.StorageAPI.report_boot.
-_Message = tuple[Any, ...]
 
 
 class BootReports:
     """Sends one host's reports, in their order.
 
-    :param send: sends one: ``report_boot`` of the storage service's client.
+    :param send: sends a report to the storage service.
     """
 
-    def __init__(self, send: Callable[..., None]):
+    def __init__(self, send: Callable[[ReportBoot], None]):
         self._send = send
         # Those that are to be sent again, until when in monotonic seconds. Guarded by the lock,
         # held for steps of the queue.
-        self._left: collections.deque[tuple[float, _Message]] = collections.deque()
+        self._left: collections.deque[tuple[float, ReportBoot]] = collections.deque()
         self._lock = leaf('the lock of reports')
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, lambda: time.monotonic())
 
-    def report(self, *report: Any) -> None:
+    def report(self, report: ReportBoot) -> None:
         """Send a report; where the storage service does not answer, later.
 
-        :param report: the arguments of ``report_boot``.
         :raises Exception: what the storage service answers, where it refuses.
         """
         if self._try(report):
@@ -206,18 +203,18 @@ class BootReports:
                 if self._left and self._left[0] is found:
                     self._left.popleft()
 
-    def _try(self, report: _Message) -> bool:
+    def _try(self, report: ReportBoot) -> bool:
         try:
-            self._send(*report)
+            self._send(report)
         except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure, OSError) as error:
             # OSError is the storage service's own: it cannot write it, as its disk is full.
-            LOG.info('image %s: what a boot read is told later: %s', report[0], error)
+            LOG.info('image %s: what a boot read is told later: %s', report.image_id, error)
             return False
         return True
 
     @staticmethod
-    def _lose(report: _Message, why: str) -> None:
-        LOG.warning('image %s: what a boot read is not told: %s', report[0], why)
+    def _lose(report: ReportBoot, why: str) -> None:
+        LOG.warning('image %s: what a boot read is not told: %s', report.image_id, why)
 
 
 _REPORT_SECONDS = 20.0
@@ -230,14 +227,14 @@ class WatchedBoots:
 
     :param stores: the growing stores below them.
     :param needs: told whose boots are watched.
-    :param api: gives the storage service's client.
+    :param send: sends a message to the storage service.
     :param over: called when one is over, whatever it was.
     """
 
     def __init__(self, stores: StoreKeeper[SharedStore], needs: HostNeeds,
-                 api: Callable[[], rpcapi.StorageAPI], over: Callable[[], None]):
-        self.reports = BootReports(lambda *report: api().report_boot(*report))
-        self._api = api
+                 send: Callable[[Message[None]], None], over: Callable[[], None]):
+        self.reports = BootReports(send)
+        self._send = send
         self._stores = stores
         self._needs = needs
         self._over = over
@@ -278,7 +275,7 @@ class WatchedBoots:
         """
         def tell(recorded_bytes: int) -> None:
             try:
-                self._api().boot_progress(remote.image_id, profile.token, recorded_bytes)
+                self._send(ReportProgress(remote.image_id, profile.token, recorded_bytes))
             except Exception as error:
                 # Its record is what counts.
                 LOG.info('bootcache: how far the profile boot of %s is cannot be told: %s',
@@ -299,11 +296,11 @@ class WatchedBoots:
                 # start a profile boot on another host, or will say so.
                 return
             # Also that nothing was missed: then no more is to be learned from such boots.
-            self.reports.report(
+            self.reports.report(ReportBoot(
                 remote.image_id, offered.image_hash, hostname,
                 sharedstore.GRANULARITY if token is None else recording.GRANULARITY,
                 workingset.to_wire(extents), ended_by, seconds, token, line,
-                server_id if token is None else '')
+                server_id if token is None else ''))
 
         watch = BootWatch(server_id, store, begin, judge(offered.watch.limits),
                           offered.watch.marker, console, tell, report, self._ended)

@@ -13,7 +13,7 @@ from typing import Any
 from nova.scheduler import host_manager
 from oslo_log import log as logging
 
-from bootcache import rpcapi
+from bootcache.rpc import messages
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level, WarmthEntry
 
@@ -33,7 +33,7 @@ def requested_image(request_spec: Any) -> str | None:
 
 def is_profile_boot(request_spec: Any) -> bool:
     """Tell whether a server says that it is a profile boot; it need not be true."""
-    return request_spec.get_scheduler_hint(rpcapi.PROFILE_HINT) is not None
+    return request_spec.get_scheduler_hint(messages.PROFILE_HINT) is not None
 
 
 def is_rebuild(request_spec: Any) -> bool:

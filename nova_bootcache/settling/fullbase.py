@@ -24,9 +24,10 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, fileformat, qemuimg, rpcapi, savefile, steps
+from bootcache import exception, fileformat, qemuimg, savefile, steps
 from bootcache.exchange import client as exchange_client
 from bootcache.exchange.client import ExchangeClient, Exchanged, FetchProgress
+from bootcache.rpc.messages import ExchangeWay
 from bootcache.util import threads
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
 from nova_bootcache.settling import partial
@@ -163,7 +164,7 @@ class ExchangedBase:
         self._image_hash = image_hash
         self._size = size
         self._progress: FetchProgress | None = None
-        self._way = ''
+        self._way: ExchangeWay | None = None
         self._copied = 0
 
     def ask(self, check: Callable[[], None]) -> Exchanged | None:
@@ -215,15 +216,15 @@ class ExchangedBase:
         except exception.ExchangeStalled as still:
             LOG.warning('image %s: others do not give all of its full base, and the rest is copied:'
                         ' %s', self._image_id, still)
-            self._way = rpcapi.STALLED
+            self._way = ExchangeWay.STALLED
             self._copied = sum(length for _offset, length in still.missing)
             return still.missing
         except exception.ExchangeFailed as error:
             LOG.warning('image %s: its full base is copied: %s', self._image_id, error)
-            self._way, self._progress = rpcapi.COPIED, None
+            self._way, self._progress = ExchangeWay.COPIED, None
             self._copied = self._size
             return None
-        self._way = rpcapi.EXCHANGED
+        self._way = ExchangeWay.EXCHANGED
         LOG.info('image %s: full base of %d bytes came from %s', self._image_id, self._size,
                  ', '.join(f'{address} ({got} bytes)'
                            for address, got in sorted(self._progress.peers.items()) if got))
@@ -231,10 +232,10 @@ class ExchangedBase:
 
     def tell(self) -> None:
         """Tell the storage service how it came, if it was to be fetched; it has been verified."""
-        if self._way:
+        if self._way is not None:
             self._asking.report(self._image_id, self._image_hash, self._way, self._progress,
                                 self._copied,
-                                gives=bool(self._linger) and self._way == rpcapi.EXCHANGED)
+                                gives=bool(self._linger) and self._way == ExchangeWay.EXCHANGED)
 
 
 # The storage service takes it back from a host from which it hears nothing for a minute.

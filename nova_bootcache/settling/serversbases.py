@@ -15,6 +15,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import exception, naming, properties, tier
+from bootcache.rpc.messages import StoredExport
 from bootcache.util.backoff import Backoff
 from nova_bootcache import storagenode
 from nova_bootcache.asking import client
@@ -187,35 +188,34 @@ class ServersBases:
         target = self.path(image_id)
         stored = self._host.storage.ask_for_stored(image_id)
         self._unsettled.unwanted.discard(image_id)
-        if stored is not None and not self._is_to_settle(image_id, bool(stored['settle'])):
+        if stored is not None and not self._is_to_settle(image_id, stored.settle):
             self._unsettled.unwanted.add(image_id)
             return None
         needs_stock = not os.path.exists(target) \
             and any(self._nova.needs_stock_base(server.server_id) for server in servers)
-        if needs_stock and not (stored and stored.get('signature')):
+        if needs_stock and not (stored and stored.signature):
             raise exception.BootcacheError(
                 'the image\'s signature has to be checked, and the storage service has not'
                 ' verified it; stock Nova makes the full base when the next server of the image'
                 ' starts')
-        if stored is None:
+        if stored is None or stored.server is None:
             if not os.path.exists(target):
                 raise exception.BootcacheError(
                     'the storage service does not serve the image to settle, as it is not known'
                     ' there, deactivated or opted out')
             return self._check_base(image_id, '')
-        if not stored['image_hash']:
+        if not stored.image_hash:
             raise exception.BootcacheError('the storage service does not know the image\'s hash')
         # Servers are put onto a base of the content that they stand on.
-        self._host.cache.check_stored(image_id, str(stored['image_hash']),
-                                      str(stored.get('base_export', '')))
+        self._host.cache.check_stored(image_id, stored.image_hash, stored.base_export)
         if not os.path.exists(target):
             # Nova makes it with its own first base.
             os.makedirs(self._nova.base_directory, exist_ok=True)
             if self._make(image_id, stored):
                 return fullbase.identity(target)
-        return self._check_base(image_id, str(stored['image_hash']))
+        return self._check_base(image_id, stored.image_hash)
 
-    def _make(self, image_id: str, stored: Mapping[str, Any]) -> bool:
+    def _make(self, image_id: str, stored: StoredExport) -> bool:
         """Complete a base: from Ceph where this host reads it there, else from the exporter.
 
         :param stored: what the storage service says of the image file.
@@ -223,8 +223,8 @@ class ServersBases:
         """
         entry = self._host.cache.known(image_id)
         if entry is not None and entry.remote.rbd is not None \
-                and entry.remote.image_hash == stored['image_hash'] \
-                and stored['image_format'] == 'raw':
+                and entry.remote.image_hash == stored.image_hash \
+                and stored.image_format == 'raw':
             # A process apart reads it, that can be ended where Ceph does not answer.
             way = self._host.clones.way(entry.remote)
             try:
@@ -235,15 +235,14 @@ class ServersBases:
             except exception.BootcacheError as error:
                 LOG.warning('image %s: its full base is completed from the storage node, as that'
                             ' did not come off from Ceph: %s', image_id, error)
-        host, port = stored['server']
+        assert stored.server is not None
         return self._copy(image_id, stored, storagenode.nbd_node(
-            str(host), int(port), str(stored['export']),
-            self._host.encryption.credentials(bool(stored.get('tls', False)))),
+            *stored.server, stored.export, self._host.encryption.credentials(stored.tls)),
             'from the storage node', ExchangedBase(
-                self._host.exchange_asking, image_id, str(stored['image_hash']),
-                int(stored['stored_bytes'])), self._slot)
+                self._host.exchange_asking, image_id, stored.image_hash,
+                stored.stored_bytes), self._slot)
 
-    def _copy(self, image_id: str, stored: Mapping[str, Any], source: Mapping[str, Any],
+    def _copy(self, image_id: str, stored: StoredExport, source: Mapping[str, Any],
               origin: str, others: ExchangedBase | None = None,
               slot: StorageSlot | None = None) -> bool:
         target = self.path(image_id)
@@ -251,8 +250,8 @@ class ServersBases:
             LOG.info('image %s: its full base is completed %s, at %d bytes a second', image_id,
                      origin, self._bandwidth)
         return fullbase.complete(
-            source, int(stored['stored_bytes']), str(stored['image_hash']),
-            str(stored['image_format']), target, raw=self._nova.force_raw,
+            source, stored.stored_bytes, stored.image_hash,
+            stored.image_format, target, raw=self._nova.force_raw,
             rate=self._bandwidth, keep_free=self._nova.keep_free,
             cancelled=_Unwanted(self._stopped, lambda: self._host.needs.needs_base(image_id)),
             lock=self._nova.base_lock(os.path.basename(target)), others=others, slot=slot)

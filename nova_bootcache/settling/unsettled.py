@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Container, Iterable
-from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import exception, qemuimg
 from bootcache.locks import leaf
+from bootcache.rpc.fields import MOST_NAMED
+from bootcache.rpc.report import UnsettledServer, UnsettledServers
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.settling import pivot
 from nova_bootcache.settling.localservers import LocalServer
@@ -17,8 +18,6 @@ from nova_bootcache.settling.pivotstate import DISK
 
 LOG = logging.getLogger(__name__)
 
-# So many are named to operators; all are counted.
-MOST_NAMED = 50
 SOON = 'it is settled soon'
 YOUNG = 'it is settled when it has run for as long as [bootcache]settle_delay of its host says'
 QUEUED = 'it is settled when it is its host\'s turn: as many as [bootcache]settle_slots of the' \
@@ -114,14 +113,15 @@ class Unsettled:
                      is_queued=server.image_id in self.queued)
         return reason + SEES_ERRORS if server.server_id in self._see_errors else reason
 
-    def report(self) -> dict[str, Any] | None:
-        """Return it as the storage service is told: see ``report_holdings`` in rpcapi."""
+    def report(self) -> UnsettledServers | None:
+        """Return these servers as the storage service is told; None while they are not known."""
         if self._seen is None:
             return None
         # Those first for which somebody has to do something.
-        found = sorted(([server.server_id, self._why(server)] for server in self._seen),
+        found = sorted(((server.server_id, self._why(server)) for server in self._seen),
                        key=lambda entry: (entry[1] in (SOON, YOUNG, QUEUED), entry))
-        return {'servers': len(found), 'named': found[:MOST_NAMED]}
+        return UnsettledServers(len(found), tuple(
+            UnsettledServer(*entry) for entry in found[:MOST_NAMED]))
 
 
 class ChainedDisks:

@@ -11,13 +11,19 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import oslo_messaging as messaging
 import tenacity
 from oslo_log import log as logging
 
 from bootcache import exception, qemuimg
+from bootcache.rpc.messages import (
+    AbandonSnapshot,
+    BeginSnapshot,
+    FinishSnapshot,
+    SnapshotProgress,
+    UploadSnapshot,
+)
 from nova_bootcache import storagenode
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.storagenode import Encryption
@@ -35,7 +41,6 @@ _STEP_SECONDS = _SEND_SECONDS
 _LONGEST_PAUSE = 2.0
 # For which a storage service may be away that has all of it, or is to remove what it has made.
 _AWAY_SECONDS = 60
-_LONGEST_URL = 1024
 
 
 class SnapshotRefused(exception.BootcacheError):
@@ -95,31 +100,29 @@ class Snapshot:
         # Whether there may be a file of its name in Glance's store.
         self._is_placed = False
 
-    def begin(self) -> dict[str, Any]:
+    def begin(self) -> SnapshotProgress:
         """Have a copy of the base be made, and wait for it.
 
-        :returns: as of ``begin_snapshot`` in rpcapi.py.
+        :returns: where it is written, and what it is to be.
         :raises SnapshotRefused: if there is none.
         """
         try:
-            told = self._until(self._ask, 'export', seconds=_BEGIN_SECONDS,
+            told = self._until(self._ask, lambda told: bool(told.export), seconds=_BEGIN_SECONDS,
                                longest_pause=_POLL_SECONDS, away_seconds=0)
         except SnapshotRefused as error:
             # Most storage services refuse all: nothing is configured for snapshots.
             raise SnapshotRefused(str(error), True) from error
-        self._export = str(told['export'])
+        self._export = told.export
         # What differs from one content is another disk on another one.
-        if reason := self._why_other(str(told.get('image_hash', '')),
-                                     str(told.get('base_export', ''))):
+        if reason := self._why_other(told.image_hash, told.base_export):
             self.abandon()
             raise SnapshotRefused(reason, True)
         return told
 
-    def _ask(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self._client.api.begin_snapshot(
+    def _ask(self) -> SnapshotProgress:
+        return self._client.send(BeginSnapshot(
             self._image_id, self.snapshot_id, self._client.hostname, self._encryption.name(),
-            self._token, self._virtual_bytes)
-        return answer
+            self._token, self._virtual_bytes))
 
     def finish(self) -> str:
         """Tell that all was sent; return by what Glance finds it.
@@ -129,48 +132,43 @@ class Snapshot:
         """
         self._check()
         self._is_placed = True
-        told = self._until(
-            lambda: self._client.api.finish_snapshot(self.snapshot_id, self._token), 'url',
-            'upload')
-        if 'url' not in told:
-            return ''
-        url = told['url']
-        if not isinstance(url, str) or '://' not in url or len(url) > _LONGEST_URL:
-            raise SnapshotRefused('the storage service gives no location for Glance')
-        return url
+        return self._until(
+            lambda: self._client.send(FinishSnapshot(self.snapshot_id, self._token)),
+            lambda told: bool(told.url) or told.upload).url
 
     def upload(self) -> None:
         """Have it be given to Glance, which knows what it is, and wait for that.
 
         :raises SnapshotRefused: if Glance does not take it, or nobody knows whether it does.
         """
-        self._until(lambda: self._client.api.upload_snapshot(self.snapshot_id, self._token),
-                    'uploaded')
+        self._until(lambda: self._client.send(UploadSnapshot(self.snapshot_id, self._token)),
+                    lambda told: told.uploaded)
 
-    def _until(self, ask: Callable[[], dict[str, Any]], *wanted: str,
-               seconds: float = _STEP_SECONDS, longest_pause: float = _LONGEST_PAUSE,
-               away_seconds: float = _AWAY_SECONDS) -> dict[str, Any]:
+    def _until(self, ask: Callable[[], SnapshotProgress],
+               is_done: Callable[[SnapshotProgress], bool], *, seconds: float = _STEP_SECONDS,
+               longest_pause: float = _LONGEST_PAUSE, away_seconds: float = _AWAY_SECONDS
+               ) -> SnapshotProgress:
         answered = time.monotonic()
 
-        def ask_once() -> dict[str, Any]:
+        def ask_once() -> SnapshotProgress:
             nonlocal answered
             try:
                 told = ask()
                 answered = time.monotonic()
-            except messaging.RemoteError as error:
+            except (messaging.RemoteError, exception.AnswerInvalid) as error:
                 raise SnapshotRefused(str(error)) from error
             except messaging.MessagingException as error:
                 if time.monotonic() - answered >= away_seconds:
                     raise SnapshotRefused(
                         f'the storage service does not answer: {error}') from error
-                return {}
-            if 'refused' in told:
-                raise SnapshotRefused(str(told['refused'])[:500])
+                return SnapshotProgress()
+            if told.refused:
+                raise SnapshotRefused(told.refused)
             return told
 
         try:
             return tenacity.Retrying(
-                retry=tenacity.retry_if_result(lambda told: told.keys().isdisjoint(wanted)),
+                retry=tenacity.retry_if_not_result(is_done),
                 stop=tenacity.stop_after_delay(seconds),
                 wait=tenacity.wait_exponential(_POLL_SECONDS, longest_pause))(ask_once)
         except tenacity.RetryError:
@@ -189,10 +187,10 @@ class Snapshot:
                 except (messaging.MessagingException, exception.BootcacheError) as error:
                     LOG.debug('snapshot %s: %s', self.snapshot_id, error)
                     continue
-                if 'refused' in told:
-                    self._given_up = str(told['refused'])[:500]
+                if told.refused:
+                    self._given_up = told.refused
                     return
-                if told.get('export') != self._export:
+                if told.export != self._export:
                     self._given_up = 'the storage service has begun it anew'
                     return
 
@@ -208,21 +206,22 @@ class Snapshot:
         if self._given_up:
             raise SnapshotRefused(self._given_up)
 
-    def send(self, told: dict[str, Any], overlay: SentDisk) -> None:
+    def send(self, told: SnapshotProgress, overlay: SentDisk) -> None:
         """Send what an overlay holds.
 
         :param told: what ``begin`` returned.
         :raises SnapshotRefused: if it cannot be sent, or the storage service gave it up.
         """
         try:
-            host, port = told['server']
-            node = storagenode.nbd_node(str(host), int(port), str(told['export']),
-                                        self._encryption.credentials(bool(told.get('tls'))))
+            if told.server is None:
+                raise SnapshotRefused('the storage service does not say where to send it')
+            node = storagenode.nbd_node(*told.server, told.export,
+                                        self._encryption.credentials(told.tls))
             qemuimg.send_own(overlay.path, overlay.backing, overlay.backing_format, node,
                              seconds=_SEND_SECONDS, check=self._check)
         except SnapshotRefused:
             raise
-        except (exception.BootcacheError, KeyError, TypeError, ValueError) as error:
+        except exception.BootcacheError as error:
             raise SnapshotRefused(f'it cannot be sent: {error}') from error
 
     def abandon(self) -> None:
@@ -242,4 +241,4 @@ class Snapshot:
                 (messaging.MessagingException, exception.BootcacheError)),
             stop=tenacity.stop_after_delay(_AWAY_SECONDS if self._is_placed else 0),
             wait=tenacity.wait_fixed(_LONGEST_PAUSE / 2), retry_error_callback=log)(
-                lambda: self._client.api.abandon_snapshot(self.snapshot_id, self._token))
+                lambda: self._client.send(AbandonSnapshot(self.snapshot_id, self._token)))

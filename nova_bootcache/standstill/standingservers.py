@@ -9,12 +9,13 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
-from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.locks import KeyedLocks, UsageCounts
+from bootcache.rpc.fields import MOST_NAMED
+from bootcache.rpc.report import PausedGuest, PausedGuests
 from bootcache.util.backoff import Backoff
 from bootcache.util.logthrottle import LogThrottle
 from nova_bootcache import libvirtcalls
@@ -131,8 +132,6 @@ _RELAPSE_SECONDS = 30.0
 # After that it is for somebody to see to; said again as often.
 LONG_SECONDS = 3600.0
 _ASK_AGAIN_SECONDS = _SHORTEST_PAUSE = 0.5
-# So many are named to operators; all are counted.
-MOST_NAMED = 50
 _LISTED = 'which guests stand still is not known'
 
 
@@ -181,7 +180,7 @@ class StandingServers:
         self._tries = Backoff(_FIRST_TRY, _LONGEST_TRY, clock)
         self._tried_at: dict[str, float] = {}
         # What is told to others: exchanged as a whole.
-        self._told: list[list[Any]] = []
+        self._told: list[PausedGuest] = []
         # Servers that go on before they are moved, and that Nova starts just now.
         self._moving = UsageCounts('guests that are moved')
         self._starting = UsageCounts('guests that start')
@@ -302,10 +301,10 @@ class StandingServers:
     def _runs(self, server: LocalServer) -> bool:
         return server.runs or server.server_id in self._moving
 
-    def report(self) -> dict[str, Any]:
-        """Return it as the storage service is told: see ``report_holdings`` in rpcapi."""
+    def report(self) -> PausedGuests:
+        """Return the paused guests as the storage service is told."""
         found = self._told
-        return {'servers': len(found), 'named': found[:MOST_NAMED]}
+        return PausedGuests(len(found), tuple(found[:MOST_NAMED]))
 
     def _run(self) -> None:
         while not self._stopped:
@@ -351,7 +350,7 @@ class StandingServers:
             if standing[server.server_id].is_on_cache_image})}
         for server in present:
             self._look_at(server, standing[server.server_id])
-        self._told = [[server_id, wait.why, round(wait.since)]
+        self._told = [PausedGuest(server_id, wait.why, round(wait.since))
                       for server_id, wait in sorted(self._waits.items())]
 
     def _end_waits(self, waiting: set[str], standing: Container[str]) -> None:

@@ -10,10 +10,11 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, qemuimg, rpcapi
+from bootcache import exception, qemuimg
 from bootcache.exchange import client
 from bootcache.exchange.client import ExchangeClient, Exchanged, FetchProgress
 from bootcache.manifest import CacheInfo
+from bootcache.rpc.messages import ExchangeWay
 from bootcache.util import threads
 from nova_bootcache.asking.client import ExchangeAsking
 from nova_bootcache.gateway import sharedstore
@@ -80,7 +81,7 @@ class Exchanges:
             parts = joined(still.missing, _MOST_COPIES)
             _copy(parts, info.bytes, path, source, rate, seconds,
                   check if rate else _unless_stalled(path, stalled, check))
-            self._asking.report(remote.image_id, wanted.sha256, rpcapi.STALLED,
+            self._asking.report(remote.image_id, wanted.sha256, ExchangeWay.STALLED,
                                 seen[0] if seen else None, sum(length for _, length in parts),
                                 gives=False)
             return True
@@ -92,7 +93,7 @@ class Exchanges:
         LOG.info('image %s: cache image of %d bytes came from %s', remote.image_id, info.bytes,
                  ', '.join(f'{address} ({got} bytes)'
                            for address, got in sorted(progress.peers.items()) if got))
-        self._asking.report(remote.image_id, wanted.sha256, rpcapi.EXCHANGED, progress, 0,
+        self._asking.report(remote.image_id, wanted.sha256, ExchangeWay.EXCHANGED, progress, 0,
                             gives=gives_on and bool(self._conf.exchange_linger))
         return True
 
@@ -112,7 +113,7 @@ class Exchanges:
             LOG.info('image %s: its cache image is not given to other hosts: %s', image_id, error)
             return
         if not is_told:
-            self._asking.report(image_id, wanted.sha256, rpcapi.COPIED, None, size,
+            self._asking.report(image_id, wanted.sha256, ExchangeWay.COPIED, None, size,
                                 gives=True)
 
     def ask(self, image_id: str, info: CacheInfo) -> Exchanged | None:

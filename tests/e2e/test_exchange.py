@@ -8,6 +8,7 @@ import pytest
 
 from bootcache import exception
 from bootcache.exchange.client import ExchangeClient
+from bootcache.rpc.messages import ImageHosts
 from tools.cloud.bootcache import STORAGE_SERVICE, UNITS
 from tools.cloud.layout import GLANCE, NOVA
 from tools.cloud.services import confined
@@ -122,5 +123,5 @@ def on_both_hosts(tenant, file, cloud):
 
 
 def told_of(tenant, image, count):
-    told = tenant.storage_api.image_hosts(image)['exchanged']
+    told = tenant.storage_client.send(ImageHosts(image))['exchanged']
     return told if len(told) == count else None

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from bootcache import naming
+from bootcache.rpc.messages import GetWarming, PlanBoot, WarmImage
 from tools.cloud.bootcache import STORAGE_SERVICE
 from tools.cloud.tenant import Log, wait_until
 
@@ -132,7 +133,7 @@ def test_hosts_are_warmed_when_an_image_is_registered(tenant, small_image, cloud
         image = tenant.image(small_image)
         tenant.wait_state(image, 'ready')
         wait_warm(image, cloud.hosts[1])
-        done, = wait_until(lambda: [one for one in tenant.storage_api.get_warming(image)
+        done, = wait_until(lambda: [one for one in tenant.storage_client.send(GetWarming(image))
                                     if one['done']], 'the warming')
     assert done['aggregate'] == aggregate
     assert [(host, found['outcome']) for host, found in done['hosts'].items()] \
@@ -150,9 +151,9 @@ def test_a_host_that_fails_is_reported_and_stops_no_other(tenant, image, cloud):
     try:
         with tenant.aggregate(first, second) as aggregate, \
                 storage_with(cloud, warm_attempts=2, warm_timeout=30):
-            tenant.storage_api.warm_image(image, [aggregate])
+            tenant.storage_client.send(WarmImage(image, [aggregate]))
             wait_warm(image, second)
-            done, = wait_until(lambda: [one for one in tenant.storage_api.get_warming(image)
+            done, = wait_until(lambda: [one for one in tenant.storage_client.send(GetWarming(image))
                                         if one['done']], 'the end of trying', 150)
     finally:
         blocker.rmdir()
@@ -176,7 +177,7 @@ def test_a_deactivated_image_is_not_given_out_and_leaves_the_hosts(tenant, warm,
     tenant.openstack.run('image', 'set', '--deactivate', warm)
     # The host with a server keeps it, the other one does not.
     wait_gone(warm, cloud.hosts[1])
-    wait_until(lambda: tenant.storage_api.plan_boot(warm, 'host', 'server', None)['action']
+    wait_until(lambda: tenant.storage_client.send(PlanBoot(warm, 'host', 'server'))['action']
                == 'stock', 'it is not given out')
     assert files(cloud.hosts[0], warm) == whole(warm)
     tenant.command(server, 'check-all')

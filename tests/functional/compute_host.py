@@ -6,6 +6,7 @@ import oslo_messaging as messaging
 from functional_tools import qemu_img
 from storage_node import IMAGE, SIZE
 
+from bootcache.rpc.messages import HoldingsAnswer
 from bootcache.tier import Medium
 from bootcache.workingset import WorkingSet
 from nova_bootcache.asking.client import Offered
@@ -43,57 +44,61 @@ class Service:
         """Go on with what is known now."""
         self.frozen = self.node.answer()
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
-                  certificate=''):
-        self.named.add((host, certificate))
+    def send(self, message):
+        return getattr(self, message.method)(message)
+
+    def plan_boot(self, message):
+        self.named.add((message.host, message.certificate))
         if self.away:
             raise messaging.MessagingTimeout('nobody')
-        if image_id in self.others:
-            return {'action': 'cold', 'image_hash': 'sha512:cd', **self.others[image_id]}
+        if message.image_id in self.others:
+            return {'action': 'cold', 'image_hash': 'sha512:cd', **self.others[message.image_id]}
         answer = self.frozen or self.node.answer()
-        action = 'record' if profile_token else 'cache' if 'cache_image' in answer else 'cold'
-        watch = self.profile_watch if profile_token else self.watch
-        answer = {'action': action, 'watch': watch, 'image_hash': 'sha512:ab', 'verified': True,
-                  **answer, **self.extra}
-        return self.offers.tell(answer, host) if self.offers else answer
+        is_profile = message.profile_token is not None
+        action = 'record' if is_profile else 'cache' if 'cache_image' in answer else 'cold'
+        answer = {'action': action, 'watch': self.profile_watch if is_profile else self.watch,
+                  'image_hash': 'sha512:ab', 'verified': True, **answer, **self.extra}
+        return self.offers.tell(answer, message.host) if self.offers else answer
 
-    def report_boot(self, image_id, image_hash, host, granularity, extents, ended_by, seconds,
-                    profile_token=None, line='', server_id=''):
-        if profile_token is None:
-            self.boots.append((image_id, image_hash, host, granularity, extents, ended_by, seconds))
+    def report_boot(self, message):
+        if message.profile_token is None:
+            self.boots.append((message.image_id, message.image_hash, message.host,
+                               message.granularity, message.extents, message.ended_by,
+                               message.boot_seconds))
         else:
-            self.reports.append((profile_token, WorkingSet.from_wire(
-                image_id, '', SIZE, granularity, extents), ended_by))
+            self.reports.append((message.profile_token, WorkingSet.from_wire(
+                message.image_id, '', SIZE, message.granularity, message.extents),
+                message.ended_by))
 
-    def report_holdings(self, host, report):
-        self.used.append((host, report))
-        return {'drop': list(self.dropped), 'resend': False}
+    def report_holdings(self, message):
+        self.used.append((message.host, message.report))
+        return HoldingsAnswer(tuple(self.dropped))
 
-    def report_warm(self, image_id, host, outcome, reason):
-        self.warmed.append((image_id, host, outcome, reason))
+    def report_warm(self, message):
+        self.warmed.append(message)
 
-    def exchange_cache(self, image_id, host, *membership):
-        return self.offers and self.offers.offer(image_id, host, *membership)
+    def exchange_cache(self, message):
+        return self.offers and self.offers.offer(message)
 
-    def exchange_base(self, image_id, host, *membership):
-        return self.offers and self.offers.offer_base(image_id, host, *membership, host)
+    def exchange_base(self, message):
+        return self.offers and self.offers.offer_base(message, message.host)
 
-    def take_slot(self, host):
-        return self.offers.take_slot(host) if self.offers else 0.0
+    def take_slot(self, message):
+        return self.offers.take_slot(message.host) if self.offers else 0.0
 
-    def hold_slot(self, host, holds):
+    def hold_slot(self, message):
         if self.offers:
-            self.offers.hold_slot(host, holds)
+            self.offers.hold_slot(message.host, message.holds)
 
-    def report_exchange(self, *told, **more):
+    def report_exchange(self, message):
         if self.offers is not None:
-            assert self.offers.note(*told, **more)
+            assert self.offers.note(message)
 
-    def promote_image(self, image_id):
-        self.promoted.append(image_id)
+    def promote_image(self, message):
+        self.promoted.append(message.image_id)
 
-    def boot_progress(self, image_id, profile_token, recorded_bytes):
-        self.told.append((profile_token, recorded_bytes))
+    def report_progress(self, message):
+        self.told.append((message.profile_token, message.recorded_bytes))
 
 
 def boot(host, path, token=None, size=SIZE, server=SERVER, **more):

@@ -26,7 +26,7 @@ from oslo_config import cfg
 from storage_node import Node
 
 from bootcache import conf as bootcache_conf
-from bootcache import locks, rpcapi
+from bootcache import locks
 from bootcache.connectors.starter import Starter
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
@@ -165,7 +165,7 @@ def node(storage_conf, directory, make_base):
 def hosts(node, storage_conf, directory, monkeypatch):
     """Makes the driver's host object; a second one is the driver after its restart."""
     service = Service(node)
-    monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
+    monkeypatch.setattr('nova_bootcache.asking.client.StorageClient', lambda conf: service)
     # There is one in a process: who waits at its socket is sent on when the driver is started anew.
     monkeypatch.setattr(computehost, 'Starter', functools.cache(Starter))
     os.mkdir(f'{directory}/gateway')

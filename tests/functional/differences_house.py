@@ -3,6 +3,7 @@
 Building, exporter, tiers and the way to them are real; Glance and RPC are stand-ins.
 """
 
+import dataclasses
 import os
 import random
 import types
@@ -13,6 +14,7 @@ from tiers_house import MIB
 
 from bootcache import tier
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
+from bootcache.rpc.messages import PlanBoot
 from bootcache.workingset import Extent, WorkingSet, total_bytes
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.images.imagework import ImageWork
@@ -81,9 +83,9 @@ class Cloud:
         assert manifest.made.cache_image is not None, manifest.reason
         return manifest
 
-    def plan_boot(self, image, host, server, token, owner='', certificate=''):
-        answer = self.boots.plan_boot(image, host, server if self.watched else '', token, owner,
-                                      certificate)
+    def plan_boot(self, message):
+        answer = self.boots.plan_boot(
+            message if self.watched else dataclasses.replace(message, server_id=''))
         return {**answer, 'server': ['127.0.0.1', self.way.port]}
 
     def stop(self):
@@ -129,4 +131,4 @@ def child(cloud):
 
 
 def offered(cloud, image=CHILD):
-    return client.parse(image, cloud.plan_boot(image, 'host-1', '', None))
+    return client.parse(image, cloud.plan_boot(PlanBoot(image, 'host-1', '')))

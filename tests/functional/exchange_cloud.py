@@ -1,6 +1,5 @@
 """A storage node whose cache image hosts exchange, and hosts."""
 
-import base64
 import os
 import shutil
 
@@ -11,6 +10,7 @@ from storage_node import IMAGE, MIB
 
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import CacheInfo
+from bootcache.rpc.messages import ExchangeCache
 from bootcache.tier import Medium, TierLimits
 from bootcache.workingset import Extent
 from glance_bootcache.db import start
@@ -92,9 +92,9 @@ class Cloud:
     def leave_a_part(self, host, monkeypatch):
         """Have a host that has asked have 2 MiB of it, and nobody have the rest."""
         self.service.offers.tell(self.node.answer(), 'other')
-        answer = self.service.offers.offer(IMAGE, 'other', self.info.sha256, host.address,
-                                           host.port, '')
-        torrent = base64.b64decode(answer['torrent'])
+        answer = self.service.offers.offer(ExchangeCache(IMAGE, 'other', self.info.sha256,
+            host.address, host.port, ''))
+        torrent = answer.torrent
         with open(self.node.cache_path, 'rb') as whole, open(host.file, 'wb') as part:
             part.write(whole.read(2 * MIB))
         host.client.fetch(torrent, host.file, [])

@@ -14,7 +14,9 @@ from oslo_config import cfg
 from oslo_messaging import conffixture
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
+from bootcache.rpc import messages
+from bootcache.rpc.client import StorageClient
+from bootcache.rpc.transport import get_transport, target
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.glance.listener import ImageEvents, get_listener
 
@@ -96,13 +98,13 @@ class Asked:
     :ivar done: methods and images.
     """
 
-    target = messaging.Target(version=rpcapi.VERSION)
+    target = messaging.Target(version=messages.VERSION)
 
     def __init__(self):
         self.done = []
 
     def get_image(self, _context, image_id):
-        return None if image_id == rpcapi.NO_IMAGE else {'image_id': image_id}
+        return None if image_id == messages.NO_IMAGE else {'image_id': image_id}
 
     def plan_boot(self, _context, image_id, **_said):
         self.done.append(('plan_boot', image_id))
@@ -116,8 +118,8 @@ class Asked:
 def service(conf):
     """The storage service's end of the bus: what it is asked, and Glance's events."""
     asked, own = Asked(), conf(STORAGE)
-    transport = rpcapi.get_transport(own)
-    server = messaging.get_rpc_server(transport, rpcapi.target(server='storage'), [asked],
+    transport = get_transport(own)
+    server = messaging.get_rpc_server(transport, target(server='storage'), [asked],
                                       executor='threading')
     heard = []
     listener = get_listener(own, ImageEvents(
@@ -139,7 +141,7 @@ def client(conf, monkeypatch):
     opened, real = [], messaging.get_rpc_transport
     monkeypatch.setattr(messaging, 'get_rpc_transport',
                         lambda *some, **named: opened.append(real(*some, **named)) or opened[-1])
-    yield lambda user: rpcapi.StorageAPI(conf(user))
+    yield lambda user: StorageClient(conf(user))
     for transport in opened:
         transport.cleanup()
 
@@ -180,8 +182,8 @@ def sends(exchange, key):
 
 def test_a_host_asks_and_reads_nothing_of_others(service, client, tries):
     host = client(HOST)
-    assert host.plan_boot(IMAGE, 'host-1', 'server', None)['reason'] == 'why not'
-    host.image_registered(IMAGE)
+    assert host.send(messages.PlanBoot(IMAGE, 'host-1', 'server'))['reason'] == 'why not'
+    host.send(messages.ImageRegistered(IMAGE))
     until(lambda: ('image_registered', IMAGE) in service.done, 'what needs no answer')
     for what in (reads(QUESTIONS), binds(QUESTIONS), reads(EVENTS), binds('glance'),
                  sends('glance', EVENTS), sends('', EVENTS)):
@@ -193,7 +195,7 @@ def test_a_host_asks_and_reads_nothing_of_others(service, client, tries):
 
 
 def test_glance_tells_of_images_and_reads_none_of_it(service, client, conf, url, tries):
-    client(GLANCE).image_registered(IMAGE)
+    client(GLANCE).send(messages.ImageRegistered(IMAGE))
     until(lambda: ('image_registered', IMAGE) in service.done, 'the hook')
     own = conf(GLANCE)
     own.set_override('control_exchange', 'glance')
@@ -215,13 +217,13 @@ def test_who_has_another_virtual_host_reaches_nothing(service, tries):
 
 def test_a_queue_that_a_host_deletes_is_made_anew(service, client, tries):
     host = client(HOST)
-    assert host.plan_boot(IMAGE, 'host-1', 'server', None)
+    assert host.send(messages.PlanBoot(IMAGE, 'host-1', 'server'))
     assert tries(HOST, lambda channel: channel.queue_delete(QUESTIONS)) == 'done'
     answered = threading.Event()
 
     def asks():
         with contextlib.suppress(messaging.MessagingException):
-            host._client.prepare(timeout=2, version='1.0').call({}, 'get_image', image_id=IMAGE)
+            host._client.prepare(timeout=2).call({}, 'get_image', image_id=IMAGE)
             answered.set()
         return answered.is_set()
 

@@ -15,6 +15,7 @@ from glance_rbd import MIB, SIZE, content_of
 
 from bootcache import naming
 from bootcache.connectors import connectors
+from bootcache.rpc.messages import StoredExport
 from nova_bootcache.gateway import hostclones
 from nova_bootcache.settling import partial
 from nova_bootcache.settling.serversbases import ServersBases
@@ -47,9 +48,9 @@ class Nova:
 @pytest.fixture
 def stored(node, elsewhere, monkeypatch):
     """What the storage service says of the image file; its exporter is one without Ceph."""
-    return {'server': ['127.0.0.1', elsewhere], 'tls': False, 'export': node.remote().export,
-            'stored_bytes': SIZE, 'image_hash': node.manifest.made.base_hash,
-            'image_format': 'raw', 'settle': True, 'base_export': node.remote().export}
+    return StoredExport(True, ('127.0.0.1', elsewhere), export=node.remote().export,
+                        base_export=node.remote().export, stored_bytes=SIZE,
+                        image_hash=node.manifest.made.base_hash, image_format='raw')
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from command import bootcache
 from oslo_messaging import conffixture
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
+from bootcache.rpc.transport import EXCHANGE, TOPIC, get_transport
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 
 class Earlier:
-    """Endpoints of version 1.1, with none of the methods."""
+    """Endpoints of an earlier version, with none of the methods."""
 
     target = messaging.Target(version='1.1')
 
@@ -23,9 +23,10 @@ def config(storage_conf, rabbit, tmp_path):
     storage_conf.set_override('transport_url', rabbit, bootcache_conf.GROUP)
     # oslo.messaging registers some of its options with the global configuration only.
     conffixture.ConfFixture(storage_conf)
-    transport = rpcapi.get_transport(storage_conf)
+    transport = get_transport(storage_conf)
     server = messaging.get_rpc_server(
-        transport, messaging.Target(exchange=rpcapi.EXCHANGE, topic=rpcapi.TOPIC, version='1.1',
+        transport, messaging.Target(exchange=EXCHANGE, topic=TOPIC,
+                                    version='1.1',
                                     server='storage'), [Earlier()], executor='threading')
     server.start()
     file = tmp_path / 'bootcache.conf'

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import subprocess
+from unittest.mock import ANY
 
 import pytest
 from cold_boots import SET
@@ -11,6 +12,7 @@ from functional_tools import qemu_img
 from storage_node import IMAGE, MIB
 
 from bootcache import exception, steps
+from bootcache.rpc.report import HeldImage
 from bootcache.tier import Medium
 from bootcache.workingset import Extent
 from nova_bootcache.chains.hostwarmer import HostWarmer
@@ -117,9 +119,10 @@ def test_last_uses_are_told_once_a_change(hosts, node, directory):
     host.holdings.exchange()
     host.holdings.exchange()
     (name, report), (_name, again) = host.service.used
-    assert name == 'host-1' and list(report['images']) == [IMAGE] and again is None
-    assert report['images'][IMAGE][1:] == ['disk', 0, os.stat(host.cache.path(IMAGE)).st_size]
-    assert report['quotas'] == {'disk': 10 << 30}
+    assert name == 'host-1' and list(report.images) == [IMAGE] and again is None
+    assert report.images[IMAGE] == HeldImage(ANY, Medium.DISK, 0,
+                                             os.stat(host.cache.path(IMAGE)).st_size)
+    assert report.quotas == {Medium.DISK: 10 << 30}
 
 
 def test_the_storage_node_is_asked_to_promote(hosts, node, directory):

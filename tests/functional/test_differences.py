@@ -29,7 +29,7 @@ from bootcache.util import threads
 def host(cloud, hosts, monkeypatch):
     """A host that has the parent's cache image."""
     made = hosts(settle_delay=0)
-    monkeypatch.setattr(made.storage.api, 'plan_boot', cloud.plan_boot)
+    monkeypatch.setattr(made.service, 'plan_boot', cloud.plan_boot)
     fetch(made, cloud, PARENT)
     return made
 

@@ -17,7 +17,8 @@ from tiers_house import MIB
 from tiers_house import house as house
 from tiers_house import memory as memory
 
-from bootcache import difference, rpcapi
+from bootcache import difference
+from bootcache.rpc.messages import BootAction, PlanBoot
 
 
 def test_its_files_are_those_of_its_cache_image(cloud, child):
@@ -49,7 +50,7 @@ def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypat
     answers = []
 
     def ask(server):
-        answers.append(cloud.boots.plan_boot(CHILD, 'host-1', server, None))
+        answers.append(cloud.boots.plan_boot(PlanBoot(CHILD, 'host-1', server)))
 
     def look():
         ask('server')
@@ -69,9 +70,9 @@ def test_of_a_later_one_the_older_is_told_with_its_difference_until_both_are_the
         cloud, child, monkeypatch):
     answers = []
     made_meanwhile(monkeypatch, lambda: answers.append(
-        cloud.boots.plan_boot(CHILD, 'host-1', 'server', None)))
+        cloud.boots.plan_boot(PlanBoot(CHILD, 'host-1', 'server'))))
     again = cloud.build(CHILD)
-    answers.append(cloud.boots.plan_boot(CHILD, 'host-1', 'server', None))
+    answers.append(cloud.boots.plan_boot(PlanBoot(CHILD, 'host-1', 'server')))
     assert [answer['cache_image']['file'] for answer in answers] == [
         child.made.cache_image.file, again.made.cache_image.file]
     assert all(answer['action'] == 'cache' and 'difference' in answer for answer in answers)
@@ -111,7 +112,7 @@ def test_where_it_would_not_be_worth_it_or_right_there_is_none(cloud, what):
     manifest = cloud.build(CHILD)
     assert cloud.store.load_difference(manifest) is None
     assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
-    assert 'difference' not in cloud.plan_boot(CHILD, 'host-1', '', None)
+    assert 'difference' not in cloud.plan_boot(PlanBoot(CHILD, 'host-1', ''))
 
 
 def test_it_counts_for_the_quota_of_the_disk(cloud, child):
@@ -125,7 +126,7 @@ def test_it_is_served_while_somebody_asks(cloud, child):
                 if name.startswith('difference')]
 
     assert not exports()
-    assert cloud.plan_boot(CHILD, 'host-1', '', None)['action'] == rpcapi.ACTION_CACHE
+    assert cloud.plan_boot(PlanBoot(CHILD, 'host-1', ''))['action'] == BootAction.CACHE
     assert len(exports()) == 1
     cloud.house.exporter.withdraw_idle(CHILD, 3600)
     assert len(exports()) == 1

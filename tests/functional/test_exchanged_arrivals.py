@@ -14,8 +14,9 @@ from functional_tools import frozen, read_base, until
 from storage_node import IMAGE, MIB, content
 from test_arrival import Way, nodes
 
-from bootcache import rpcapi, steps
+from bootcache import steps
 from bootcache.exchange import patience
+from nova_bootcache.asking import client
 from nova_bootcache.gateway import arrivingimage, graph
 
 pytestmark = apart.needs_libtorrent
@@ -27,7 +28,7 @@ LAST = SET[-1].end - 8192
 def cloud(directory, ca, node, storage_conf, hosts, monkeypatch):
     monkeypatch.setattr(arrivingimage, 'WORTH_BYTES', 0)
     swarm = Swarm(directory, ca)
-    made = Cloud(swarm, node, storage_conf, rpcapi.StorageAPI(None))
+    made = Cloud(swarm, node, storage_conf, client.StorageClient(None))
     yield made
     made.tiers.stop()
     swarm.stop()

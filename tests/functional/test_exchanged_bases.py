@@ -12,7 +12,7 @@ from functional_tools import until
 from storage_node import IMAGE, MIB
 from test_fullbase import complete, only
 
-from bootcache import exception, rpcapi, savefile
+from bootcache import exception, savefile
 from glance_bootcache.exchange.offers import ExchangeOffers, Given
 from nova_bootcache.settling import fullbase
 from nova_bootcache.settling.fullbase import ExchangedBase
@@ -63,7 +63,7 @@ class Bases:
 @pytest.fixture
 def bases(directory, ca, node, storage_conf, make_base, monkeypatch, daemons):
     service = Service(node)
-    monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
+    monkeypatch.setattr('nova_bootcache.asking.client.StorageClient', lambda conf: service)
     swarm = Swarm(directory, ca)
     cloud = Cloud(swarm, node, storage_conf, service)
     daemon = daemons('bases')

@@ -1,6 +1,5 @@
 """Cache images come to hosts from each other: a storage node, three hosts, and what fails."""
 
-import base64
 import os
 import shutil
 import tempfile
@@ -14,9 +13,10 @@ from exchanging import Swarm
 from functional_tools import frozen, until
 from storage_node import IMAGE, MIB
 
-from bootcache import exception, qemuimg, rpcapi
+from bootcache import exception, qemuimg
 from bootcache.manifest import CacheInfo, Standing
 from bootcache.reasons import Cause, Reason
+from bootcache.rpc.messages import ExchangeCache
 from glance_bootcache.exchange.offers import ExchangeOffers
 
 pytestmark = apart.needs_libtorrent
@@ -26,7 +26,7 @@ pytestmark = apart.needs_libtorrent
 @pytest.fixture
 def cloud(directory, ca, node, storage_conf, monkeypatch):
     service = Service(node)
-    monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
+    monkeypatch.setattr('nova_bootcache.asking.client.StorageClient', lambda conf: service)
     swarm = Swarm(directory, ca)
     made = Cloud(swarm, node, storage_conf, service)
     yield made
@@ -88,9 +88,9 @@ def test_what_others_do_not_give_is_copied_and_not_more(cloud, monkeypatch):
 def test_many_pieces_that_nobody_gives_are_copied_in_few_steps(cloud, monkeypatch):
     """The first host has every other piece: a process for each of them would take longer."""
     one, two, copied = cloud.host(), cloud.host(), []
-    answer = cloud.service.offers.offer(IMAGE, 'host-2', cloud.info.sha256, one.address, one.port,
-                                        '')
-    torrent, piece = base64.b64decode(answer['torrent']), 65536
+    answer = cloud.service.offers.offer(ExchangeCache(IMAGE, 'host-2', cloud.info.sha256,
+        one.address, one.port, ''))
+    torrent, piece = answer.torrent, 65536
     with open(cloud.node.cache_path, 'rb') as whole, open(one.file, 'wb') as part:
         for offset in range(0, cloud.info.bytes, 2 * piece):
             for stream in whole, part:
@@ -108,9 +108,10 @@ def test_many_pieces_that_nobody_gives_are_copied_in_few_steps(cloud, monkeypatc
 
 def test_where_the_storage_node_does_not_answer_the_rest_is_not_waited_for(cloud, monkeypatch):
     one = cloud.host()
-    answer = cloud.service.offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.99', 1, '')
+    answer = cloud.service.offers.offer(ExchangeCache(IMAGE, 'host', cloud.info.sha256,
+        '127.0.7.99', 1, ''))
     monkeypatch.setattr(cloud.service.offers, '_give',
-                        lambda *_arguments: base64.b64decode(answer['torrent']))
+                        lambda *_arguments: answer.torrent)
     cloud.storage.kill()
     with frozen(cloud.node.exporter.common._daemon.pid()), pytest.raises(exception.BootcacheError):
         cloud.fetch(one)
@@ -122,27 +123,31 @@ def test_for_all_that_ask_at_once_the_file_is_read_once(cloud, monkeypatch):
     monkeypatch.setattr(offers._client, 'describe', lambda path: read.append(1) or describe(path))
 
     def ask(number):
-        return offers.offer(IMAGE, f'host-{number}', cloud.info.sha256, f'127.0.7.{number}', 1, '')
+        return offers.offer(ExchangeCache(IMAGE, f'host-{number}', cloud.info.sha256,
+                                          f'127.0.7.{number}', 1, ''))
 
     with futures.ThreadPoolExecutor(8) as pool:
         told = list(pool.map(ask, range(20, 28)))
-    assert len(read) == 1 and len({one['torrent'] for one in told}) == 1
+    assert len(read) == 1 and len({one.torrent for one in told}) == 1
 
 
 def test_what_could_not_be_read_is_read_again(cloud, monkeypatch):
     offers = cloud.service.offers
     with monkeypatch.context() as patch:
         patch.setattr(offers._client, '_path', '/nowhere')
-        assert offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '') is None
-    assert offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '') is not None
+        assert offers.offer(ExchangeCache(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1,
+                                          '')) is None
+    assert offers.offer(ExchangeCache(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1,
+                                      '')) is not None
 
 
 def test_of_a_ca_that_was_replaced_no_torrent_is_given_out(cloud, other_ca, torrents):
     """Else hosts that have the new certificates would meet nobody, and those of the old be let in.
     """
     def offered():
-        answer = cloud.service.offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '')
-        return answer and torrents.authority(base64.b64decode(answer['torrent']))
+        answer = cloud.service.offers.offer(ExchangeCache(IMAGE, 'host', cloud.info.sha256,
+            '127.0.7.20', 1, ''))
+        return answer and torrents.authority(answer.torrent)
 
     folder = cloud.storage.options['tls_directory']
     before = offered()
@@ -167,10 +172,12 @@ def test_it_comes_at_the_rate_that_is_asked_for(cloud):
 
 def test_what_is_not_given_out_is_not_exchanged_either(cloud):
     def offered():
-        return cloud.service.offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.9', 1, '')
+        return cloud.service.offers.offer(ExchangeCache(IMAGE, 'host', cloud.info.sha256,
+            '127.0.7.9', 1, ''))
 
     assert offered() is not None
-    assert cloud.service.offers.offer(IMAGE, 'host', '0' * 64, '127.0.7.9', 1, '') is None
+    assert cloud.service.offers.offer(ExchangeCache(IMAGE, 'host', '0' * 64, '127.0.7.9', 1,
+        '')) is None
     cloud.store.save(cloud.node.manifest.standing_at(
         Standing.SKIPPED, Cause(Reason.REFUSED, 'it is private now')))
     assert offered() is None

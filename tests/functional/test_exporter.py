@@ -221,4 +221,4 @@ def test_a_host_that_needs_a_base_again_has_it_served(hosts, node, directory, mo
     assert f'base-{IMAGE}' in node.exports
     compare(disk, node)
     host.holdings.exchange()
-    assert host.service.used[-1][1]['needs'] == [IMAGE]
+    assert host.service.used[-1][1].needs == {IMAGE}

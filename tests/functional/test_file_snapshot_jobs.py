@@ -21,6 +21,13 @@ from test_file_snapshots import glance, home, place, plain_glance  # noqa: F401
 from bootcache import conf as bootcache_conf
 from bootcache import qemuimg
 from bootcache.manifest import Made, Manifest, Standing
+from bootcache.rpc.messages import (
+    AbandonSnapshot,
+    BeginSnapshot,
+    FinishSnapshot,
+    SnapshotProgress,
+    UploadSnapshot,
+)
 from glance_bootcache.db import start
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.images import Images
@@ -76,19 +83,20 @@ class Bus:
     """The message bus: what a host says to the storage service, which may be another one by now."""
 
     def __init__(self, house):
-        self._house, self.hostname, self.api = house, HOST, self
+        self._house, self.hostname = house, HOST
 
-    def begin_snapshot(self, *arguments):
-        return self._house.jobs.begin(*arguments)
-
-    def finish_snapshot(self, *arguments):
-        return self._house.jobs.finish(*arguments)
-
-    def upload_snapshot(self, *arguments):
-        return self._house.jobs.upload(*arguments)
-
-    def abandon_snapshot(self, *arguments):
-        return self._house.jobs.abandon(*arguments)
+    def send(self, message):
+        jobs = self._house.jobs
+        match message:
+            case BeginSnapshot():
+                return jobs.begin(message)
+            case FinishSnapshot(snapshot_id, token):
+                return jobs.finish(snapshot_id, token)
+            case UploadSnapshot(snapshot_id, token):
+                return jobs.upload(snapshot_id, token)
+            case AbandonSnapshot(snapshot_id, token):
+                return jobs.abandon(snapshot_id, token)
+        raise AssertionError(message)
 
 
 class House:
@@ -134,7 +142,7 @@ class House:
         """Return a snapshot that was sent, and where it is."""
         snapshot, overlay, wanted = self.snapshot()
         told = snapshot.begin()
-        assert told['disk_format'] == self.format
+        assert told.disk_format == self.format
         with snapshot.kept():
             snapshot.send(told, overlay)
         return snapshot, snapshot.finish(), wanted
@@ -283,7 +291,7 @@ def test_a_crash_leaves_nothing(house, glance, when, has_records):  # noqa: F811
     if when in ('placed', 'held'):
         # The service ends before it has said so to anybody.
         snapshot._is_placed = True
-        house.sending.finish(house.store, snapshot.snapshot_id, told['export'], LARGE,
+        house.sending.finish(house.store, snapshot.snapshot_id, told.export, LARGE,
                              lambda: None)
     if not has_records:
         house.records.drop(snapshot.snapshot_id)
@@ -306,7 +314,7 @@ def test_a_crash_while_it_is_uploaded(house, plain_glance):  # noqa: F811
     snapshot, _url, _wanted = house.sent()
     house.describe(snapshot)
     house.uploads.goes_on.clear()
-    assert house.jobs.upload(snapshot.snapshot_id, snapshot._token) == {}
+    assert house.jobs.upload(snapshot.snapshot_id, snapshot._token) == SnapshotProgress()
     assert house.uploads.begun.wait(60)
     until(lambda: plain_glance.status(snapshot.snapshot_id) == 'saving', 'the upload')
     older, crashed = house.uploads, house.jobs

@@ -23,10 +23,22 @@ from service_process import cloud as cloud  # a fixture
 from service_process import service as service  # likewise
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
 from bootcache.quoting import quoted
+from bootcache.rpc.client import StorageClient
+from bootcache.rpc.messages import (
+    VERSION,
+    GetImage,
+    GetWorkingSet,
+    HoldingsAnswer,
+    ListHosts,
+    PlanBoot,
+    ReportBoot,
+    ReportHoldings,
+)
+from bootcache.rpc.report import HostReport
+from bootcache.rpc.transport import EXCHANGE, TOPIC
 from bootcache.workingset import MAX_EXTENTS
-from glance_bootcache.door import doorkeeper
+from glance_bootcache.rpc import messagesize
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -68,7 +80,7 @@ def api(directory_of_service, storage_conf, rabbit, monkeypatch):
     storage_conf.set_override('transport_url', rabbit, bootcache_conf.GROUP)
     storage_conf.set_override('rpc_timeout', 60, bootcache_conf.GROUP)
     conffixture.ConfFixture(storage_conf)
-    yield rpcapi.StorageAPI(storage_conf)
+    yield StorageClient(storage_conf)
     for transport in opened:
         transport.cleanup()
 
@@ -76,7 +88,7 @@ def api(directory_of_service, storage_conf, rabbit, monkeypatch):
 @pytest.fixture
 def call(api):
     """Calls what it likes; gives what the service answers, or how its error is called and said."""
-    def call(method, version='1.0', **said):
+    def call(method, version=VERSION, **said):
         try:
             return api._client.prepare(version=version, timeout=60).call({}, method, **said)
         except messaging.RemoteError as error:
@@ -94,7 +106,7 @@ def post(rabbit):
             with contextlib.suppress(amqp.exceptions.PreconditionFailed), \
                     connection.channel() as channel:
                 producer = kombu.Producer(channel, kombu.Exchange(
-                    rpcapi.EXCHANGE, 'topic', passive=True, durable=False), rpcapi.TOPIC)
+                    EXCHANGE, 'topic', passive=True, durable=False), TOPIC)
                 producer.publish(body, content_type=content_type, content_encoding='utf-8',
                                  headers=headers, serializer=None)
 
@@ -124,7 +136,7 @@ LIES = [
      'host'),
     ('plan_boot', {'image_id': IMAGE, 'host': 'liar', 'server_id': 's' * MIB,
                    'profile_token': None}, 'server_id'),
-    ('boot_progress', {'image_id': IMAGE, 'profile_token': 't', 'recorded_bytes': math.nan},
+    ('report_progress', {'image_id': IMAGE, 'profile_token': 't', 'recorded_bytes': math.nan},
      'recorded_bytes'),
     ('report_boot', {'image_id': IMAGE, 'image_hash': HASH, 'host': 'liar', 'granularity': 4096,
                      'extents': [[0, 1]] * (MAX_EXTENTS + 1), 'ended_by': 'marker',
@@ -135,7 +147,7 @@ LIES = [
                      'extents': [], 'ended_by': 'marker', 'boot_seconds': math.inf},
      'boot_seconds'),
     ('report_holdings', {'host': 'liar', 'report': {'images': {
-        f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f': [2e12, 'disk', 0, 7]
+        f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f': {}
         for number in range(100_000)}}}, 'report.images'),
     ('report_holdings', {'host': 'liar', 'report': {'needs': [IMAGE] * 100_000}}, 'report.needs'),
     ('report_warm', {'image_id': IMAGE, 'host': 'victim', 'outcome': 'molten', 'reason': ''},
@@ -147,17 +159,17 @@ LIES = [
 
 def test_a_host_that_lies_harms_nobody(directory_of_service, api, call, post, storage_conf):
     directory = directory_of_service
-    honest = until(lambda: (answer := api.plan_boot(IMAGE, 'honest', 'server', None))['action']
+    honest = until(lambda: (answer := api.send(PlanBoot(IMAGE, 'honest', 'server')))['action']
                    == 'cold' and answer, 'the base')
-    assert api.report_holdings('honest', {'images': {}, 'quotas': {}, 'needs': [IMAGE]}) \
-        == {'drop': [], 'resend': False}
+    assert api.send(ReportHoldings('honest', HostReport(needs=frozenset([IMAGE])))) \
+        == HoldingsAnswer()
 
     # What has a wrong form.
     for method, arguments, field in 3 * LIES:
         kind, why = call(method, **arguments)
         assert field in (kind, why.partition(':')[0]), (quoted(method), why[:200])
         assert len(why) < 400 and why.isprintable()
-    assert call('list_hosts', version='1.8')[0]['host'] == 'honest'
+    assert call('list_hosts', version=VERSION)[0]['host'] == 'honest'
 
     # What has the right form, and is not true.
     said_it = {'image_hash': HASH, 'host': 'liar', 'granularity': 4096, 'ended_by': 'marker',
@@ -168,15 +180,16 @@ def test_a_host_that_lies_harms_nobody(directory_of_service, api, call, post, st
                     ) is None
         assert call('report_warm', image_id=IMAGE, host='victim', outcome='cached',
                     reason='x' * 9999) is None
-        assert call('report_boot', image_id=IMAGE, extents=[], **said_it, profile_token='f' * 32,
-                    version='1.5') is None
+        assert call('report_boot', image_id=IMAGE, extents=[], **said_it,
+                    profile_token='f' * 32) is None
         call('report_holdings', host=f'made-up-{number}', report={
-            'images': {IMAGE: [2e12, 'memory', 1 << 62, 1 << 62], FORGED: [1, 'disk', 0, 7]},
+            'images': {IMAGE: {'last_use': 2e12, 'medium': 'memory', 'generation': 1 << 62,
+                               'bytes': 1 << 62}, FORGED: {}},
             'needs': [], 'rpc': FORGED, 'certificates_end': 1e300})
     for extents in ([[SIZE, 4096]], [[-4096, 4096]], [[0, 1 << 80]], [[0, 8192], [4096, 4096]],
                     [[0, 4096, math.nan]], [['x' * MIB, FORGED]]):
-        api.plan_boot(IMAGE, 'liar', 'watched', None)
-        kind, why = call('report_boot', version='1.7', image_id=IMAGE, extents=extents, **said_it,
+        api.send(PlanBoot(IMAGE, 'liar', 'watched'))
+        kind, why = call('report_boot', image_id=IMAGE, extents=extents, **said_it,
                          server_id='watched')
         assert (kind, len(why) < 400, why.isprintable()) == ('InvalidWorkingSet', True, True)
 
@@ -187,22 +200,22 @@ def test_a_host_that_lies_harms_nobody(directory_of_service, api, call, post, st
         post('{"oslo.version": "2.0", "oslo.message": "' + 'x' * (100 * MIB) + '"}')
         post('[' + ','.join([numbers] * (100 * MIB // len(numbers))) + ']')
         post(zlib.compress(b' ' * (1 << 30)), compression='application/x-gzip')
-    post(envelope(method='plan_boot', args='x', version='1.8'))
+    post(envelope(method='plan_boot', args='x', version=VERSION))
     post(envelope(method=5, args={}, version=FORGED))
-    post(envelope(method='list_hosts', args={}, version='1.8', _timeout='x' * MIB))
-    until(lambda: api.list_hosts() and said(directory).count('it has too many bytes') == 1,
+    post(envelope(method='list_hosts', args={}, version=VERSION, _timeout='x' * MIB))
+    until(lambda: api.send(ListHosts()) and said(directory).count('it has too many bytes') == 1,
           'what was posted')
     assert memory(directory, 'VmHWM') < before + MEMORY
 
     # The honest host is as it was, and what it reports is what is built.
-    assert api.report_holdings('honest', None) == {'drop': [], 'resend': False}
-    assert api.get_image(IMAGE)['state'] == 'served', 'of all of that nothing was learned'
+    assert api.send(ReportHoldings('honest', None)) == HoldingsAnswer()
+    assert api.send(GetImage(IMAGE))['state'] == 'served', 'of all of that nothing was learned'
     extents = [[MIB, 65536, 0.0], [0, 65536, 0.5]]
-    api.report_boot(IMAGE, honest['image_hash'], 'honest', 4096, extents, 'marker', 2.5,
-                    server_id='server')
-    until(lambda: api.get_image(IMAGE)['state'] == 'ready', 'the cache image')
-    assert api.get_working_set(IMAGE)['extents'] == extents
-    answer = api.plan_boot(IMAGE, 'honest', 'server', None)
+    api.send(ReportBoot(IMAGE, honest['image_hash'], 'honest', 4096, extents, 'marker', 2.5,
+                        server_id='server'))
+    until(lambda: api.send(GetImage(IMAGE))['state'] == 'ready', 'the cache image')
+    assert api.send(GetWorkingSet(IMAGE))['extents'] == extents
+    answer = api.send(PlanBoot(IMAGE, 'honest', 'server'))
     assert answer['action'] == 'cache'
     assert [read(answer, answer['base_export'], offset, length) for offset, length, _when in extents
             ] == [CONTENT[offset:offset + length] for offset, length, _when in extents]
@@ -233,14 +246,14 @@ def read(answer, export, offset, length):
 @pytest.mark.parametrize('compression', ['gzip', 'bzip2', 'lzma'])
 def test_what_is_compressed_is_read_and_a_bomb_is_not(compression):
     """As hosts send it that have ``kombu_compression``."""
-    doorkeeper.bound()
+    messagesize.register_bounds()
     try:
         body, content_type = kombu.compression.compress(b'{"a": [1]}', compression)
-        read = doorkeeper.LongMessages().bounded
+        read = messagesize.BoundedReader().read
         assert read(kombu.compression.decompress(body, content_type)) == {'a': [1]}
         bomb, content_type = kombu.compression.compress(b' ' * (64 * MIB), compression)
         opened = kombu.compression.decompress(bomb, content_type)
-        assert len(opened) == doorkeeper.LONGEST_BYTES + 1
+        assert len(opened) == messagesize.LONGEST_BYTES + 1
         assert 'too many bytes' in read(opened)['oslo.message']
     finally:
         kombu.serialization.register_json()

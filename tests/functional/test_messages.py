@@ -1,6 +1,7 @@
 """RPC through a real RabbitMQ."""
 
 import contextlib
+import dataclasses
 import os
 import queue
 import signal
@@ -17,15 +18,59 @@ from functional_tools import free_port, until
 from oslo_messaging import conffixture
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, rpcapi
-from glance_bootcache.door import doorkeeper
-from glance_bootcache.door.doorkeeper import Refusals
+from bootcache import exception
+from bootcache.rpc.client import StorageClient
+from bootcache.rpc.messages import (
+    MESSAGES,
+    NO_IMAGE,
+    VERSION,
+    AbandonSnapshot,
+    BeginSnapshot,
+    BuildImage,
+    DeleteImage,
+    EvictImage,
+    ExchangeBase,
+    ExchangeCache,
+    ExchangeOffer,
+    ExchangeWay,
+    FinishSnapshot,
+    GetImage,
+    GetWarming,
+    GetWorkingSet,
+    HoldingsAnswer,
+    HoldSlot,
+    HostBases,
+    ImageHosts,
+    ImageRegistered,
+    ListHosts,
+    ListImages,
+    PinImage,
+    PlanBoot,
+    PromoteImage,
+    ReportBoot,
+    ReportExchange,
+    ReportHoldings,
+    ReportProgress,
+    ReportWarm,
+    ServeStored,
+    SnapshotProgress,
+    StoredExport,
+    TakeSlot,
+    UploadSnapshot,
+    WarmImage,
+    WarmOutcome,
+)
+from bootcache.rpc.report import HeldImage, HostReport
+from bootcache.rpc.transport import get_transport
+from bootcache.tier import Medium
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.rpc import validation
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.warming.runner import Warming
 
@@ -34,7 +79,6 @@ TOKEN = '0123456789abcdef' * 2
 PATIENCE = 30
 TOP = Path(__file__).resolve().parents[2]
 STOCK = {'action': 'stock', 'reason': 'why not'}
-HOLDINGS = {'images': {IMAGE: [1000.5, 'disk', 2, 7]}, 'quotas': {'disk': 100}}
 
 
 class Neighbours:
@@ -58,21 +102,22 @@ class Neighbours:
 
     def __getattr__(self, name):
         def method(*arguments, **named):
-            if arguments == (rpcapi.NO_IMAGE,):
+            if arguments == (NO_IMAGE,):
                 return None
             self.calls.put((name, arguments, named))
             if name == 'get_image' and arguments[0] != IMAGE:
                 raise RuntimeError('out of order')
-            if name == 'report_profile' and arguments[0] != IMAGE:
+            if name == 'report_profile' and arguments[0].image_id != IMAGE:
                 raise exception.InvalidWorkingSet('outside')
             return {'plan_boot': STOCK, 'forget': True,
                     'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
-                    'get_working_set': None, 'pin': True, 'offer': {'peers': []},
-                    'offer_base': {'wait': True}, 'note': True, 'take_slot': 30.0,
-                    'serve_stored': {'export': 'stored-x'},
-                    'begin': {'export': 'snapshot-x'}, 'finish': {'url': 'rbd://x'},
-                    'upload': {'uploaded': True}, 'abandon': False,
-                    'report': {'drop': [IMAGE], 'resend': False},
+                    'get_working_set': None, 'pin': True, 'offer': ExchangeOffer(b'torrent',
+                        (('192.0.2.1', 1),)),
+                    'offer_base': ExchangeOffer(again=1.5), 'note': True, 'take_slot': 30.0,
+                    'serve_stored': StoredExport(True, ('192.0.2.1', 1)),
+                    'begin': SnapshotProgress(export='x'), 'finish': SnapshotProgress(url='rbd://x'),
+                    'upload': SnapshotProgress(uploaded=True), 'abandon': False,
+                    'report': HoldingsAnswer((IMAGE,)),
                     'describe': [{'host': 'one', 'seen': 1.5}],
                     'bases': {'seen': 1.5, 'bases': None},
                     'image_hosts': {'storage': 'disk', 'hosts': []}, 'evict': ['one'],
@@ -125,89 +170,96 @@ def manager(conf):
     manager = Neighbours()
     parts = [Neighbour(manager, real) for real in (
         Manager, ReportedBoots, Hosts, Operators, Warming)]
-    manager.refusals = Refusals()
-    server = doorkeeper.get_server(rpcapi.get_transport(conf), 'storage',
-                                   Endpoints(*parts, Unheard(), manager.refusals,
+    manager.rejected = RejectedMessages()
+    server = validation.get_server(get_transport(conf), 'storage',
+                                   Endpoints(*parts, Unheard(), manager.rejected,
                                              Neighbour(manager, ExchangeOffers),
                                              Neighbour(manager, SnapshotJobs)),
-                                   manager.refusals)
+                                   manager.rejected)
     server.start()
     yield manager
     server.stop()
     server.wait()
 
 
-@pytest.mark.parametrize('method, arguments, reached, answer', [
-    ('plan_boot', (IMAGE, 'host', 'server', 'token'),
-     ('plan_boot', (IMAGE, 'host', 'server', 'token', '', ''), {}), STOCK),
-    ('plan_boot', (IMAGE, 'host', 'server', None, 'project'),
-     ('plan_boot', (IMAGE, 'host', 'server', None, 'project', ''), {}), STOCK),
-    ('plan_boot', (IMAGE, 'host', 'server', None, '', 'CN=host'),
-     ('plan_boot', (IMAGE, 'host', 'server', None, '', 'CN=host'), {}), STOCK),
-    ('boot_progress', (IMAGE, 'token', 5), ('boot_progress', (IMAGE, 'token', 5), {}), None),
-    ('report_boot', (IMAGE, 'sha512:ab', 'host', 4096, [[0, 4096, 0.5], [4096, 1]], 'stuck', 12.5,
-                     'token', 'panic'),
-     ('report_profile', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]], 'stuck', 12.5, 'panic'),
-      {}), None),
-    ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5, None,
-                     '', 'server'),
-     ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
-      {'only_host': True, 'server_id': 'server'}), None),
-    ('report_holdings', ('host', HOLDINGS), ('report', ('host', HOLDINGS, ANY, ANY), {}),
-     {'drop': [IMAGE], 'resend': False}),
-    ('report_holdings', ('host', None), ('report', ('host', None, ANY, ANY), {}),
-     {'drop': [IMAGE], 'resend': False}),
-    ('report_warm', (IMAGE, 'host', 'error', 'no room'),
-     ('report', (IMAGE, 'host', 'error', 'no room'), {}), None),
-    ('list_hosts', (), ('describe', (), {}), [{'host': 'one', 'seen': 1.5}]),
-    ('host_bases', ('one',), ('bases', ('one',), {}), {'seen': 1.5, 'bases': None}),
-    ('image_hosts', (IMAGE,), ('image_hosts', (IMAGE,), {}), {'storage': 'disk', 'hosts': []}),
-    ('evict_image', (IMAGE, None), ('evict', (IMAGE, None), {}), ['one']),
-    ('evict_image', (IMAGE, ['one']), ('evict', (IMAGE, ['one']), {}), ['one']),
-    ('warm_image', (IMAGE, ['racks']), ('warm', (IMAGE, ['racks']), {}),
+REPORT = HostReport({IMAGE: HeldImage(1000.5, Medium.DISK, 2, 7)}, {Medium.DISK: 100})
+BOOTED = ReportBoot(IMAGE, 'sha512:ab', 'host', 4096, [[0, 4096, 0.5], [4096, 1]], 'stuck', 12.5,
+                    'token', 'panic')
+SERVED = ReportBoot(IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5,
+                    server_id='server')
+GOT = ReportExchange(IMAGE, 'host', 'sha512:ab', ExchangeWay.EXCHANGED, [('192.0.2.22', 5)], 5,
+                     True)
+CACHE = ExchangeCache(IMAGE, 'host', 'ab' * 32, '192.0.2.21', 10811, 'a')
+BASE = ExchangeBase(IMAGE, 'host', 'sha512:ab', '192.0.2.21', 10811, 'a')
+SNAPSHOT = BeginSnapshot(IMAGE, IMAGE, 'host', 'CN=host', TOKEN, 4096)
+
+
+def whole(name, message, **named):
+    return message, (name, (message,), named)
+
+
+@pytest.mark.parametrize('message, reached, answer', [
+    (*whole('plan_boot', PlanBoot(IMAGE, 'host', 'server', 'token')), STOCK),
+    (*whole('plan_boot', PlanBoot(IMAGE, 'host', 'server', None, 'project')), STOCK),
+    (*whole('plan_boot', PlanBoot(IMAGE, 'host', 'server', None, '', 'CN=host')), STOCK),
+    (*whole('report_progress', ReportProgress(IMAGE, 'token', 5)), None),
+    (*whole('report_profile', BOOTED), None),
+    (*whole('report_boot', SERVED, only_host=True), None),
+    (ReportHoldings('host', REPORT), ('report', ('host', REPORT, ANY, ANY), {}),
+     HoldingsAnswer((IMAGE,))),
+    (ReportHoldings('host', None), ('report', ('host', None, ANY, ANY), {}),
+     HoldingsAnswer((IMAGE,))),
+    (*whole('report', ReportWarm(IMAGE, 'host', WarmOutcome.ERROR, 'no room')), None),
+    (ListHosts(), ('describe', (), {}), [{'host': 'one', 'seen': 1.5}]),
+    (HostBases('one'), ('bases', ('one',), {}), {'seen': 1.5, 'bases': None}),
+    (ImageHosts(IMAGE), ('image_hosts', (IMAGE,), {}), {'storage': 'disk', 'hosts': []}),
+    (EvictImage(IMAGE, None), ('evict', (IMAGE, None), {}), ['one']),
+    (EvictImage(IMAGE, ['one']), ('evict', (IMAGE, ['one']), {}), ['one']),
+    (WarmImage(IMAGE, ['racks']), ('warm', (IMAGE, ['racks']), {}),
      [{'aggregate': 'racks', 'done': False}]),
-    ('get_warming', (IMAGE,), ('progress', (IMAGE,), {}), [{'aggregate': 'racks', 'done': True}]),
-    ('promote_image', (IMAGE,), ('promote', (IMAGE,), {}), None),
-    ('exchange_cache', (IMAGE, 'host', 'ab' * 32, '192.0.2.21', 10811, 'a'),
-     ('offer', (IMAGE, 'host', 'ab' * 32, '192.0.2.21', 10811, 'a'), {}), {'peers': []}),
-    ('exchange_base', (IMAGE, 'host', 'sha512:ab', '192.0.2.21', 10811, 'a'),
-     ('offer_base', (IMAGE, 'host', 'sha512:ab', '192.0.2.21', 10811, 'a', ANY), {}),
-     {'wait': True}),
-    ('report_exchange', (IMAGE, 'host', 'sha512:ab', 'exchanged', [['192.0.2.22', 5]], 5, True),
-     ('note', (IMAGE, 'host', 'sha512:ab', 'exchanged', [('192.0.2.22', 5)], 5, True), {}), None),
-    ('take_slot', ('host',), ('take_slot', (ANY,), {}), 30.0),
-    ('hold_slot', ('host', False), ('hold_slot', (ANY, False), {}), None),
-    ('begin_snapshot', (IMAGE, IMAGE, 'host', 'CN=host', TOKEN, 4096),
-     ('begin', (IMAGE, IMAGE, 'host', 'CN=host', TOKEN, 4096), {}), {'export': 'snapshot-x'}),
-    ('finish_snapshot', (IMAGE, TOKEN), ('finish', (IMAGE, TOKEN), {}), {'url': 'rbd://x'}),
-    ('upload_snapshot', (IMAGE, TOKEN), ('upload', (IMAGE, TOKEN), {}), {'uploaded': True}),
-    ('abandon_snapshot', (IMAGE, TOKEN), ('abandon', (IMAGE, TOKEN), {}), False),
-    ('pin_image', (IMAGE, True), ('pin', (IMAGE, True), {}), True),
-    ('serve_stored', (IMAGE, 'host', 'CN=host'),
-     ('serve_stored', (IMAGE, 'host', 'CN=host'), {}), {'export': 'stored-x'}),
-    ('list_images', (), ('list_images', (), {}), [{'image_id': IMAGE}]),
-    ('get_image', (IMAGE,), ('get_image', (IMAGE,), {}), {'image_id': IMAGE}),
-    ('get_working_set', (IMAGE,), ('get_working_set', (IMAGE,), {}), None),
-    ('build_image', (IMAGE,), ('consider', (IMAGE,), {'forced': True}), None),
-    ('delete_image', (IMAGE,), ('forget', (IMAGE,), {'held': True}), True),
-    ('image_registered', (IMAGE,), ('consider', (IMAGE,), {}), None)])
-def test_every_method_reaches_the_manager(conf, manager, method, arguments, reached, answer):
-    assert getattr(rpcapi.StorageAPI(conf), method)(*arguments) == answer
+    (GetWarming(IMAGE), ('progress', (IMAGE,), {}), [{'aggregate': 'racks', 'done': True}]),
+    (PromoteImage(IMAGE), ('promote', (IMAGE,), {}), None),
+    (*whole('offer', CACHE), ExchangeOffer(b'torrent', (('192.0.2.1', 1),))),
+    (BASE, ('offer_base', (BASE, ANY), {}), ExchangeOffer(again=1.5)),
+    (*whole('note', GOT), None),
+    (TakeSlot('host'), ('take_slot', (ANY,), {}), 30.0),
+    (HoldSlot('host', False), ('hold_slot', (ANY, False), {}), None),
+    (*whole('begin', SNAPSHOT), SnapshotProgress(export='x')),
+    (FinishSnapshot(IMAGE, TOKEN), ('finish', (IMAGE, TOKEN), {}), SnapshotProgress(url='rbd://x')),
+    (UploadSnapshot(IMAGE, TOKEN), ('upload', (IMAGE, TOKEN), {}), SnapshotProgress(uploaded=True)),
+    (AbandonSnapshot(IMAGE, TOKEN), ('abandon', (IMAGE, TOKEN), {}), False),
+    (PinImage(IMAGE, True), ('pin', (IMAGE, True), {}), True),
+    (*whole('serve_stored', ServeStored(IMAGE, 'host', 'CN=host')),
+     StoredExport(True, ('192.0.2.1', 1))),
+    (ListImages(), ('list_images', (), {}), [{'image_id': IMAGE}]),
+    (GetImage(IMAGE), ('get_image', (IMAGE,), {}), {'image_id': IMAGE}),
+    (GetWorkingSet(IMAGE), ('get_working_set', (IMAGE,), {}), None),
+    (BuildImage(IMAGE), ('consider', (IMAGE,), {'forced': True}), None),
+    (DeleteImage(IMAGE), ('forget', (IMAGE,), {'held': True}), True),
+    (ImageRegistered(IMAGE), ('consider', (IMAGE,), {}), None)])
+def test_every_message_reaches_the_manager(conf, manager, message, reached, answer):
+    assert StorageClient(conf).send(message) == answer
     assert manager.calls.get(timeout=PATIENCE) == reached
-    assert manager.heard is (method in ('plan_boot', 'report_holdings'))
+    assert manager.heard is (message.method in ('plan_boot', 'report_holdings'))
 
 
-def test_every_method_of_the_client_is_tried_above():
-    tried = {entry[0] for mark in test_every_method_reaches_the_manager.pytestmark
+def test_every_message_is_tried_above():
+    tried = {type(entry[0]) for mark in test_every_message_reaches_the_manager.pytestmark
              for entry in mark.args[1]}
-    assert tried == {name for name in dir(rpcapi.StorageAPI) if not name.startswith('_')}
+    assert tried == set(MESSAGES.values())
 
 
 def test_many_holdings_arrive_whole(conf, manager):
-    images = {f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f': [1000.5, 'disk', 0, number]
-              for number in range(10_000)}
-    rpcapi.StorageAPI(conf).report_holdings('host', {'images': images, 'quotas': {}})
-    assert manager.calls.get(timeout=PATIENCE)[1][1]['images'] == images
+    report = HostReport({f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f': HeldImage(
+        1000.5, Medium.DISK, 0, number) for number in range(10_000)})
+    StorageClient(conf).send(ReportHoldings('host', report))
+    assert manager.calls.get(timeout=PATIENCE)[1][1] == report
+
+
+def test_an_answer_that_makes_no_sense_is_one_error(conf, manager):
+    manager.report = lambda *_arguments: HoldingsAnswer(('../../etc',))
+    with pytest.raises(exception.AnswerInvalid, match=r'report_holdings: drop: .* an image'):
+        StorageClient(conf).send(ReportHoldings('host', None))
 
 
 def test_what_operators_are_refused_is_said_to_them(conf, manager, caplog):
@@ -217,7 +269,7 @@ def test_what_operators_are_refused_is_said_to_them(conf, manager, caplog):
 
     manager.evict = refuse
     with pytest.raises(messaging.RemoteError) as caught:
-        rpcapi.StorageAPI(conf).evict_image(IMAGE, None)
+        StorageClient(conf).send(EvictImage(IMAGE, None))
     # Once: oslo.messaging's own text has the service's traceback as well.
     assert str(caught.value) == 'the storage service refuses: it is pinned; unpin it first'
     assert not [record for record in caplog.records if record.levelname == 'ERROR'
@@ -226,36 +278,36 @@ def test_what_operators_are_refused_is_said_to_them(conf, manager, caplog):
 
 def test_a_long_report_arrives_whole(conf, manager):
     extents = [[number * 4096, 4096, number / 1000] for number in range(50000)]
-    rpcapi.StorageAPI(conf).report_boot(IMAGE, 'sha512:ab', 'host', 4096, extents, 'marker', 1.5,
-                                        'token')
-    assert manager.calls.get(timeout=PATIENCE)[1][3] == extents
+    StorageClient(conf).send(dataclasses.replace(BOOTED, extents=extents))
+    assert manager.calls.get(timeout=PATIENCE)[1][0].extents == extents
 
 
 def test_errors_of_the_service_are_raised(conf, manager):
-    api = rpcapi.StorageAPI(conf)
+    api = StorageClient(conf)
     # Python's own errors keep their type on the way, ours become a RemoteError.
     with pytest.raises(RuntimeError, match='out of order'):
-        api.get_image('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
+        api.send(GetImage('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'))
     with pytest.raises(messaging.RemoteError, match=r'image_id: .* is not an image'):
-        api.get_image('../../etc/passwd')
+        api.send(GetImage('../../etc/passwd'))
     with pytest.raises(messaging.RemoteError, match='outside'):
-        api.report_boot('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'sha512:ab', 'host', 4096, [],
-                        'marker', 1.5, 'token')
+        api.send(dataclasses.replace(BOOTED, image_id='00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'))
 
 
 ASKS = """
 import sys, threading
 import oslo_messaging as messaging
 from oslo_config import cfg
-from bootcache import conf, rpcapi
+from bootcache import conf
+from bootcache.rpc.client import StorageClient
+from bootcache.rpc.messages import ListImages
 conf.register_opts(cfg.CONF)
 cfg.CONF([], project='bootcache', default_config_files=[])
 cfg.CONF.set_override('transport_url', sys.argv[1], 'bootcache')
 cfg.CONF.set_override('rpc_timeout', 1, 'bootcache')
-api = rpcapi.StorageAPI(cfg.CONF)
+api = StorageClient(cfg.CONF)
 for _call in range(3):
     try:
-        api.list_images()
+        api.send(ListImages())
     except messaging.MessageDeliveryFailure as error:
         print(error, [thread.name for thread in threading.enumerate()].count('bootcache-bus'))
 """
@@ -286,15 +338,15 @@ def beam():
 def test_an_exchange_that_hangs_keeps_nobody_from_booting(conf, manager, monkeypatch):
     """The storage node's own process: it says nothing of the storage service."""
     conf.set_override('rpc_timeout', 1, bootcache_conf.GROUP)
-    api, goes_on = rpcapi.StorageAPI(conf), threading.Event()
-    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    api, goes_on = StorageClient(conf), threading.Event()
+    assert api.send(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'stock'
     monkeypatch.setattr(Endpoints, 'exchange_cache',
                         lambda *_arguments, **_named: goes_on.wait(PATIENCE))
     for _time in range(3):
         with pytest.raises(messaging.MessagingTimeout):
-            api.exchange_cache(IMAGE, 'host', '5a' * 32, '192.0.2.7', 10811, '')
+            api.send(CACHE)
     goes_on.set()
-    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    assert api.send(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'stock'
 
 
 @pytest.fixture
@@ -308,12 +360,12 @@ def frozen():
 def test_a_bus_that_hangs_keeps_nobody_waiting(conf, manager, frozen):
     """oslo.messaging's own limit lets a call take a multiple of it, and kombu's errors through."""
     conf.set_override('rpc_timeout', 1, bootcache_conf.GROUP)
-    api = rpcapi.StorageAPI(conf)
-    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    api = StorageClient(conf)
+    assert api.send(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'stock'
     frozen()
 
     def plan():
-        return api.plan_boot(IMAGE, 'host', 'server', None)
+        return api.send(PlanBoot(IMAGE, 'host', 'server'))
 
     def ask(call):
         with pytest.raises(messaging.MessagingException) as caught:
@@ -321,7 +373,7 @@ def test_a_bus_that_hangs_keeps_nobody_waiting(conf, manager, frozen):
         return caught.value
 
     with futures.ThreadPoolExecutor() as threads:
-        failures = list(threads.map(ask, 4 * [plan, lambda: api.promote_image(IMAGE)],
+        failures = list(threads.map(ask, 4 * [plan, lambda: api.send(PromoteImage(IMAGE))],
                                     timeout=PATIENCE))
     assert {type(failure) for failure in failures} <= {
         messaging.MessagingTimeout, messaging.MessageDeliveryFailure}
@@ -337,19 +389,19 @@ def test_a_bus_that_hangs_keeps_nobody_waiting(conf, manager, frozen):
 
 
 def test_a_first_call_waits_no_longer_than_others(conf, manager):
-    api = rpcapi.StorageAPI(conf)
-    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    api = StorageClient(conf)
+    assert api.send(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'stock'
     assert not [thread for thread in threading.enumerate() if thread.name == 'bootcache-bus']
 
 
 def test_nobody_serves(conf):
     conf.set_override('rpc_timeout', 1, bootcache_conf.GROUP)
     with pytest.raises(messaging.MessagingTimeout):
-        rpcapi.StorageAPI(conf).plan_boot(IMAGE, 'host', 'server', None)
+        StorageClient(conf).send(PlanBoot(IMAGE, 'host', 'server'))
 
 
 def test_a_service_of_another_version_refuses(conf, manager, monkeypatch):
     monkeypatch.setattr(Endpoints, 'target', messaging.Target(version='1.0'))
-    with pytest.raises(messaging.RemoteError, match=rpcapi.VERSION):
-        rpcapi.StorageAPI(conf).plan_boot(IMAGE, 'host', 'server', None)
+    with pytest.raises(messaging.RemoteError, match=VERSION):
+        StorageClient(conf).send(PlanBoot(IMAGE, 'host', 'server'))
     assert manager.calls.empty()

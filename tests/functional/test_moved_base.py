@@ -13,6 +13,7 @@ from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
 from bootcache.connectors.ways import nbd_way
+from bootcache.rpc.messages import PlanBoot
 from bootcache.storagedaemon import TcpListener
 from bootcache.workingset import Extent
 from nova_bootcache.gateway import graph
@@ -54,7 +55,7 @@ def move(host, port):
 
 def told(host):
     """What the host is told of where the base is."""
-    return Remote.from_answer(IMAGE, host.service.plan_boot(IMAGE, 'host-1', '', None))
+    return Remote.from_answer(IMAGE, host.service.plan_boot(PlanBoot(IMAGE, 'host-1', '')))
 
 
 def kinds(host):

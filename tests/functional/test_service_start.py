@@ -15,7 +15,7 @@ from service_process import cloud as cloud  # a fixture
 from service_process import images as images  # likewise
 from service_process import service as service  # likewise
 
-from bootcache import rpcapi
+from bootcache.rpc import messages
 
 
 @pytest.mark.parametrize('options, told', [
@@ -115,7 +115,7 @@ def test_running_servers_are_served_whatever_else_is_wrong(service, directory, o
 def test_it_tells_its_version(directory):
     argv, options = command(SERVICE, directory, '--version')
     done = subprocess.run(argv, capture_output=True, timeout=PATIENCE, **options)
-    assert done.returncode == 0 and f'(RPC {rpcapi.VERSION})' in done.stdout
+    assert done.returncode == 0 and f'(RPC {messages.VERSION})' in done.stdout
 
 
 def test_when_all_is_right_it_serves_and_ends_when_told(service, directory):

@@ -19,6 +19,8 @@ from keystone import TOKEN, keystone
 from service_process import service as service  # a fixture
 from test_lying_host import api as api  # likewise
 
+from bootcache.rpc.messages import PlanBoot
+
 RIGHT, WRONG, UNKNOWN = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 CERTIFICATE, NOBODYS = str(uuid.UUID(int=8)), str(uuid.UUID(int=9))
 CONTENT = random.Random(17).randbytes(1 << 20)
@@ -72,8 +74,8 @@ def directory_of_service(service, directory):
 def test_what_is_right_is_served_and_nothing_else(api, asked):
     answers = {}
     for image in (RIGHT, WRONG, UNKNOWN):
-        answers[image] = until(lambda image=image: (answer := api.plan_boot(
-            image, 'host', 'server', None))['action'] != 'wait' and answer, image)
+        answers[image] = until(lambda image=image: (answer := api.send(PlanBoot(
+            image, 'host', 'server')))['action'] != 'wait' and answer, image)
     right = answers[RIGHT]
     assert right['action'] == 'cold', right
     assert re.fullmatch('[0-9a-f]{64}', right['signature'])

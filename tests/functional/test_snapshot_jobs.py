@@ -15,6 +15,7 @@ from glance_rbd import MIB, obtained
 from test_snapshot_rbd import LARGE, assert_same, names, overlaid, snapshots  # noqa: F401
 
 from bootcache import conf as bootcache_conf
+from bootcache.rpc.messages import AbandonSnapshot, BeginSnapshot, FinishSnapshot
 from glance_bootcache.db import start
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Records
@@ -44,16 +45,18 @@ class Bus:
     """The message bus: what a host says to the storage service, which may be another one by now."""
 
     def __init__(self, house):
-        self._house, self.hostname, self.api = house, HOST, self
+        self._house, self.hostname = house, HOST
 
-    def begin_snapshot(self, *arguments):
-        return self._house.jobs.begin(*arguments)
-
-    def finish_snapshot(self, *arguments):
-        return self._house.jobs.finish(*arguments)
-
-    def abandon_snapshot(self, *arguments):
-        return self._house.jobs.abandon(*arguments)
+    def send(self, message):
+        jobs = self._house.jobs
+        match message:
+            case BeginSnapshot():
+                return jobs.begin(message)
+            case FinishSnapshot(snapshot_id, token):
+                return jobs.finish(snapshot_id, token)
+            case AbandonSnapshot(snapshot_id, token):
+                return jobs.abandon(snapshot_id, token)
+        raise AssertionError(message)
 
 
 class House:
@@ -116,8 +119,8 @@ def test_a_snapshot_is_sent_and_glance_gets_it(house, glance_store):
     snapshot, overlay = house.snapshot('write -P 7 2M 300k', 'write -z 10M 1M',
                                        'write -P 9 50M 64k')
     told = snapshot.begin()
-    assert told['disk_format'] == 'raw' and told['tls'] is False
-    assert house.facts.image_id not in told['export'] and snapshot.snapshot_id not in told['export']
+    assert told.disk_format == 'raw' and told.tls is False
+    assert house.facts.image_id not in told.export and snapshot.snapshot_id not in told.export
     with snapshot.kept():
         snapshot.send(told, overlay)
     url = snapshot.finish()
@@ -126,9 +129,9 @@ def test_a_snapshot_is_sent_and_glance_gets_it(house, glance_store):
     assert_same(glance_store, snapshot.snapshot_id, overlay.path)
     # Nobody can write it any more.
     client = nbd.NBD()
-    client.set_export_name(told['export'])
+    client.set_export_name(told.export)
     with pytest.raises(nbd.Error):
-        client.connect_tcp('127.0.0.1', str(told['server'][1]))
+        client.connect_tcp('127.0.0.1', str(told.server[1]))
 
     house.jobs.once()
     assert [record.stage.value for record in house.records.all()] == ['finished']
@@ -259,7 +262,7 @@ def test_who_may_not(house):
     with pytest.raises(SnapshotRefused, match='another host'):
         other.finish()
     other.abandon()
-    assert 'export' in snapshot.begin()
+    assert snapshot.begin().export
     # Too many.
     house.conf.set_override('snapshots_per_host', 1, bootcache_conf.GROUP)
     with pytest.raises(SnapshotRefused, match='snapshots_per_host'):
@@ -277,8 +280,8 @@ def test_bytes_beyond_the_disk_cannot_be_written(house):
     snapshot, _overlay = house.snapshot()
     told = snapshot.begin()
     client = nbd.NBD()
-    client.set_export_name(told['export'])
-    client.connect_tcp('127.0.0.1', str(told['server'][1]))
+    client.set_export_name(told.export)
+    client.connect_tcp('127.0.0.1', str(told.server[1]))
     assert client.get_size() == LARGE
     client.set_strict_mode(0)
     with pytest.raises(nbd.Error):

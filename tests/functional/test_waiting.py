@@ -121,7 +121,7 @@ def test_a_gateway_that_dies_is_replaced_below_a_guest_that_reads(booted, host):
     host.standing.wake()
     assert booted.answer('check-all') == 'ok'
     assert booted.ask('verify') == 'ok'
-    until(lambda: not host.standing.report()['servers'], 'that nobody waits')
+    until(lambda: not host.standing.report().servers, 'that nobody waits')
 
 
 def test_it_waits_while_what_is_below_is_away_and_does_not_see_how_long(booted, host):
@@ -133,7 +133,7 @@ def test_it_waits_while_what_is_below_is_away_and_does_not_see_how_long(booted, 
     host.standing.look()
     assert errorstop.is_stopped_by_error(booted.domain)
     found = host.standing.report()
-    assert found['servers'] == 1 and found['named'][0][1] == 'the exporter cannot be reached'
+    assert found.servers == 1 and found.named[0].waits_for == 'the exporter cannot be reached'
     host.away = False
     host.standing.start()
     assert booted.answer('check-all') == 'ok'
@@ -250,7 +250,7 @@ def ill(home, booted, host, monkeypatch):
 def hangs(host, guest):
     """Tell whether that is what the host tells of a guest."""
     return [guest.domain.UUIDString(), libvirtcalls.NO_ANSWER] in [
-        entry[:2] for entry in host.standing.report()['named']]
+        [guest.server, guest.waits_for] for guest in host.standing.report().named]
 
 
 def test_one_whose_qemu_hangs_keeps_no_other_from_going_on(booted, host, ill):
@@ -265,7 +265,7 @@ def test_one_whose_qemu_hangs_keeps_no_other_from_going_on(booted, host, ill):
         assert booted.ask('check-all') == 'ok'
     os.kill(ill.pid, signal.SIGCONT)
     assert ill.answer('check-all') == 'ok'
-    until(lambda: not host.standing.report()['servers'], 'that nobody waits')
+    until(lambda: not host.standing.report().servers, 'that nobody waits')
 
 
 def test_a_nova_compute_that_is_started_anew_does_not_ask_it_again(booted, host, ill):
@@ -284,7 +284,7 @@ def test_a_nova_compute_that_is_started_anew_does_not_ask_it_again(booted, host,
     assert isinstance(outcome.exception(PATIENCE), libvirt.libvirtError)
     later.standing.start()
     assert booted.answer('check-all') == 'ok'
-    until(lambda: not later.standing.report()['servers'], 'that nobody waits')
+    until(lambda: not later.standing.report().servers, 'that nobody waits')
     later.standing.stop()
 
 

@@ -39,7 +39,7 @@ def test_a_warmed_host_fetches_nothing_for_its_first_server(hosts, node, directo
     assert boot(host, f'{directory}/disk') is True
     assert os.stat(host.cache.path(IMAGE)).st_ino == inode
     compare(f'{directory}/disk', node)
-    assert [told[2] for told in host.service.warmed] == ['cached', 'existing']
+    assert [told.outcome for told in host.service.warmed] == ['cached', 'existing']
 
 
 def test_a_paced_fetch_is_the_same_file(hosts, node):
@@ -83,7 +83,7 @@ def test_what_the_storage_node_does_not_have_is_an_error(hosts, node):
     with pytest.raises(exception.BootcacheError):
         HostWarmer(host, 0).cache_image(IMAGE, False, stock)
     assert level(host) is Level.COLD and host.room.arriving() == []
-    assert [told[2] for told in host.service.warmed] == ['error', 'error']
+    assert [told.outcome for told in host.service.warmed] == ['error', 'error']
 
 
 # Letting go.
@@ -108,7 +108,7 @@ def test_what_is_withdrawn_goes_when_nobody_needs_it(hosts, node, directory):
     assert host.gateway.daemon.exports() == {}
     # The next report says so, and it is not dropped again.
     host.holdings.exchange()
-    assert host.service.used[-1][1]['images'] == {}
+    assert host.service.used[-1][1].images == {}
     # A server that was stopped all the while gets it again.
     host.chains.keep_chain(IMAGE)
     compare(f'{directory}/disk', node)

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import os
 import pathlib
 import re
@@ -13,8 +14,10 @@ import tomllib
 import pytest
 
 from bootcache import conf as shared_conf
-from bootcache import exception, manifest, properties, rpcapi
+from bootcache import exception, manifest, properties
 from bootcache.connectors import supervisor
+from bootcache.rpc import fields
+from bootcache.rpc.messages import MESSAGES, VERSION
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import conf as db_conf
@@ -130,9 +133,15 @@ def test_formats_name_every_entry(document):
             if f'* - ``{field.name}``' not in text] == []
 
 
-def test_formats_name_the_version_of_messages():
-    text = ' '.join((PAGES / 'formats.rst').read_text().split())
-    assert f'The version is {rpcapi.VERSION};' in text
+def test_formats_list_each_message_and_each_field_of_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAGES / '_ext'))
+    rpc_messages = importlib.import_module('rpc_messages')
+    assert '.. rpc-messages::' in (PAGES / 'formats.rst').read_text()
+    text = '\n'.join(rpc_messages.text())
+    assert f'The version is {VERSION};' in text
+    for declared in (*MESSAGES.values(), *rpc_messages.parts()):
+        assert f'``{getattr(declared, "method", declared.__name__)}``' in text
+        assert [name for name in fields.bounds(declared) if f'* ``{name}`` (' not in text] == []
 
 
 def test_properties_page_names_every_property_and_state():

@@ -38,18 +38,18 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = 240) ->
 
 
 @functools.cache
-def storage_api(config_file: Path) -> Any:
+def storage_client(config_file: Path) -> Any:
     """The storage service's client; a process has one configuration."""
     from oslo_config import cfg
     from oslo_log import log
 
-    from bootcache import rpcapi
+    from bootcache.rpc.client import StorageClient
     from glance_bootcache import conf as glance_conf
 
     log.register_options(cfg.CONF)
     glance_conf.register_opts(cfg.CONF)
     cfg.CONF([], default_config_files=[str(config_file)])
-    return rpcapi.StorageAPI(cfg.CONF)
+    return StorageClient(cfg.CONF)
 
 
 def guest_image(kind: str) -> Path:
@@ -62,14 +62,14 @@ def guest_image(kind: str) -> Path:
 class Tenant:
     """What a user does with the cloud; everything that it made is deleted at its end.
 
-    :ivar storage_api: the storage service's client.
+    :ivar storage_client: the storage service's client.
     """
 
     def __init__(self, cloud: BootcacheCloud) -> None:
         self.cloud = cloud
         # Nobody measures here, and several clouds share the processors.
         self.openstack = OpenStack(cloud, pause=0.6)
-        self.storage_api = storage_api(cloud.config_file)
+        self.storage_client = storage_client(cloud.config_file)
         self._images: list[str] = []
         self._servers: list[str] = []
 
@@ -119,7 +119,9 @@ class Tenant:
 
     def show(self, image: str) -> dict[str, Any] | None:
         """What the storage service knows of an image."""
-        found: dict[str, Any] | None = self.storage_api.get_image(image)
+        from bootcache.rpc.messages import GetImage
+
+        found: dict[str, Any] | None = self.storage_client.send(GetImage(image))
         return found
 
     def server(self, image: str, flavor: str = "m1.tiny", *more: str,

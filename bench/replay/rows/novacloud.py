@@ -23,10 +23,11 @@ from typing import Any
 
 from bench import owncloud
 from bench.replay.rows import bigimages
+from bootcache.rpc.messages import GetImage
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, STORAGE_SERVICE, BootcacheCloud
 from tools.cloud.client import ClientError, OpenStack
 from tools.cloud.layout import Host
-from tools.cloud.tenant import storage_api
+from tools.cloud.tenant import storage_client
 from tools.cloud.wire import Wire
 
 STOCK, FIRST, COLD = 'stock Nova', 'bootcache first', 'bootcache cold'
@@ -97,7 +98,7 @@ class Propagation:
         self._cloud = cloud
         self._openstack = OpenStack(cloud)
         self._wire = Wire(cloud.tap_log, cloud.access_log)
-        self._storage = storage_api(cloud.config_file)
+        self._storage = storage_client(cloud.config_file)
 
     @property
     def _host(self) -> Host:
@@ -143,7 +144,7 @@ class Propagation:
         """
         deadline = time.monotonic() + _READY_SECONDS
         while True:
-            found = self._storage.get_image(image) or {'state': 'unknown', 'reason': ''}
+            found = self._storage.send(GetImage(image)) or {'state': 'unknown', 'reason': ''}
             if found['state'] == state:
                 return
             if found['state'] in ('failed', 'skipped') or time.monotonic() > deadline:

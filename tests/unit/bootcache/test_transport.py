@@ -4,8 +4,8 @@ import pytest
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
 from bootcache.exception import ConfigurationError
+from bootcache.rpc import transport
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def test_a_value_of_the_bus_that_cannot_be_is_told_as_its_own(conf):
     found = conf('[bootcache]\ntransport_url = rabbit://user:secret@127.0.0.1:5672/\n'
                  '[oslo_messaging_rabbit]\nrpc_conn_pool_size = many\n')
     with pytest.raises(ConfigurationError, match='rpc_conn_pool_size in ') as caught:
-        rpcapi.get_transport(found)
+        transport.get_transport(found)
     assert 'transport_url' not in str(caught.value)
 
 
 @pytest.mark.parametrize('url', ['rabbit://user:secret@bus:port/', 'rabbit://user:sec/ret@[::1/'])
 def test_a_url_that_is_none(conf, url):
     with pytest.raises(ConfigurationError, match='is no URL of a message bus') as caught:
-        rpcapi.get_transport(conf(f'[bootcache]\ntransport_url = {url}\n'))
+        transport.get_transport(conf(f'[bootcache]\ntransport_url = {url}\n'))
     assert 'sec' not in str(caught.value)

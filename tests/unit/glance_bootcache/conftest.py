@@ -17,7 +17,6 @@ from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
 from glance_bootcache.db.writer import Writer
-from glance_bootcache.door.doorkeeper import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.holdings import Hosts
@@ -28,6 +27,7 @@ from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
 from glance_bootcache.storage.store import ImageStore
@@ -119,11 +119,11 @@ def house(storage_conf, no_qemu, database):
                                         house.offers.given)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
                                     house.seconds)
-            house.refusals = Refusals(house.seconds)
+            house.rejected = RejectedMessages(house.seconds)
             house.endpoints = Sender(Endpoints(
                 house.manager, house.hosts, house.table, house.operators, house.warming,
-                house.needs, house.refusals,
-                house.offers, fakes_manager.FakeSnapshots()), house.refusals)
+                house.needs, house.rejected,
+                house.offers, fakes_manager.FakeSnapshots()), house.rejected)
             house.manager.host_reported()
             stack.callback(give_up, house.manager)
             return house.manager

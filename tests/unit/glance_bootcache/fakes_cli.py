@@ -14,6 +14,16 @@ from cliff import commandmanager
 from oslo_config import cfg
 
 from bootcache import exception
+from bootcache.rpc import messages
+from bootcache.rpc.fields import plain
+from bootcache.rpc.report import (
+    BaseRead,
+    BasesRead,
+    PausedGuest,
+    PausedGuests,
+    UnsettledServer,
+    UnsettledServers,
+)
 from glance_bootcache.cli import evict, listing, main
 from glance_bootcache.cli import image as image_module
 
@@ -82,16 +92,17 @@ def report(aggregate, done=False, reason='', **hosts):
                       for host, known in hosts.items()}}
 
 
-class FakeAPI:
-    """Stands for rpcapi.StorageAPI, without a message bus: scripted answers, and what was asked.
+class FakeClient:
+    """Stands for StorageClient, without a message bus: scripted answers, and what was asked.
 
+    :ivar calls: the messages.
     :ivar fails: raised by every call, if set.
     """
 
     def __init__(self):
         self.calls = []
         self.fails = None
-        self.refused = {}     # by image, for warm_image and evict_image
+        self.refused = {}     # by image, for WarmImage and EvictImage
         self.hosts = []
         self.bases = {}       # by host
         self.where = {}       # by image
@@ -99,83 +110,70 @@ class FakeAPI:
         self.images = {}
         self.pinned = {}
 
-    def _note(self, name, *arguments):
-        self.calls.append((name, *arguments))
+    def send(self, message):
+        """Return the scripted answer."""
+        self.calls.append(message)
         if self.fails:
             raise self.fails
+        match message:
+            case messages.EvictImage() | messages.WarmImage() \
+                    if message.image_id in self.refused:
+                raise refusal(self.refused[message.image_id])
+            case messages.ListHosts():
+                return self.hosts
+            case messages.HostBases(host):
+                return self.bases.get(host)
+            case messages.ImageHosts(image_id):
+                return self.where.get(image_id)
+            case messages.EvictImage(image_id, hosts):
+                told = [entry for entry in self.where[image_id]['hosts']
+                        if hosts is None or entry['host'] in hosts]
+                for entry in told:
+                    entry['leaving'] = True
+                return [entry['host'] for entry in told]
+            case messages.WarmImage(image_id, aggregates):
+                return self.warming.setdefault(image_id, [report(name) for name in aggregates])
+            case messages.GetWarming(image_id):
+                return self.warming.get(image_id, [])
+            case messages.ListImages():
+                return list(self.images.values())
+            case messages.GetImage(image_id):
+                return self.images.get(image_id)
+            case messages.BuildImage():
+                return None
+            case messages.DeleteImage(image_id) | messages.PinImage(image_id, _):
+                return image_id in self.images
+            case messages.GetWorkingSet(image_id):
+                return None if image_id not in self.images else {
+                    'version': 1, 'image_id': image_id, 'image_hash': 'sha256:00',
+                    'virtual_bytes': 1 << 20, 'granularity': 4096,
+                    'extents': [[65536, 4096, 0.0], [0, 4096, 0.5]]}
+        raise AssertionError(f'{message} has no script')
 
-    def list_hosts(self):
-        """As StorageAPI.list_hosts."""
-        self._note('list_hosts')
-        return self.hosts
 
-    def host_bases(self, host):
-        """As StorageAPI.host_bases."""
-        self._note('host_bases', host)
-        return self.bases.get(host)
+def host(name, seen, **more):
+    """A host as ListHosts tells it."""
+    return {'host': name, 'seen': seen, 'images': 0, 'bytes': {}, 'quotas': {}, 'unsettled': None,
+            'paused': None, 'rpc': None, 'certificates_end': None, **more}
 
-    def image_hosts(self, image_id):
-        """As StorageAPI.image_hosts."""
-        self._note('image_hosts', image_id)
-        return self.where.get(image_id)
 
-    def evict_image(self, image_id, hosts):
-        """As StorageAPI.evict_image."""
-        self._note('evict_image', image_id, hosts)
-        if image_id in self.refused:
-            raise refusal(self.refused[image_id])
-        told = [entry for entry in self.where[image_id]['hosts']
-                if hosts is None or entry['host'] in hosts]
-        for entry in told:
-            entry['leaving'] = True
-        return [entry['host'] for entry in told]
+def unsettled(servers, *named):
+    """Servers that depend on bootcache, as ListHosts tells them."""
+    return plain(UnsettledServers(servers, tuple(UnsettledServer(*one) for one in named)))
 
-    def warm_image(self, image_id, aggregates):
-        """As StorageAPI.warm_image."""
-        self._note('warm_image', image_id, aggregates)
-        if image_id in self.refused:
-            raise refusal(self.refused[image_id])
-        return self.warming.setdefault(image_id, [report(name) for name in aggregates])
 
-    def get_warming(self, image_id):
-        """As StorageAPI.get_warming."""
-        self._note('get_warming', image_id)
-        return self.warming.get(image_id, [])
+def paused(servers, *named):
+    """Servers that are paused, likewise."""
+    return plain(PausedGuests(servers, tuple(PausedGuest(*one) for one in named)))
 
-    def list_images(self):
-        """As StorageAPI.list_images."""
-        self._note('list_images')
-        return list(self.images.values())
 
-    def get_image(self, image_id):
-        """As StorageAPI.get_image."""
-        self._note('get_image', image_id)
-        return self.images.get(image_id)
-
-    def build_image(self, image_id):
-        """As StorageAPI.build_image."""
-        self._note('build_image', image_id)
-
-    def delete_image(self, image_id):
-        """As StorageAPI.delete_image."""
-        self._note('delete_image', image_id)
-        return image_id in self.images
-
-    def pin_image(self, image_id, pinned):
-        """As StorageAPI.pin_image."""
-        self._note('pin_image', image_id, pinned)
-        return image_id in self.images
-
-    def get_working_set(self, image_id):
-        """As StorageAPI.get_working_set."""
-        self._note('get_working_set', image_id)
-        return None if image_id not in self.images else {
-            'version': 1, 'image_id': image_id, 'image_hash': 'sha256:00', 'virtual_bytes': 1 << 20,
-            'granularity': 4096, 'extents': [[65536, 4096, 0.0], [0, 4096, 0.5]]}
+def bases(count, *named):
+    """How a host reads bases, as HostBases tells it."""
+    return {'seen': 2.0, 'bases': plain(BasesRead(count, tuple(BaseRead(*one) for one in named)))}
 
 
 def image(image_id, **more):
-    """An image as ``get_image`` tells it."""
+    """An image as GetImage tells it."""
     return {'image_id': image_id, 'state': 'ready', 'reason': '', 'working_set': None,
             'cache_image': None, 'image_format': 'qcow2', 'stored_bytes': 1, 'virtual_bytes': 2,
             'image_hash': '', 'updated_at': '2026-01-02T03:04:05+00:00', 'in_hand': False,
@@ -190,13 +188,13 @@ class Cli:
     """
 
     def __init__(self, monkeypatch, tmp_path):
-        self.api = FakeAPI()
+        self.api = FakeClient()
         self.time = Time()
         self._monkeypatch = monkeypatch
         self._config = tmp_path / 'bootcache.conf'
         self._config.write_text(f'[bootcache]\nstate_dir = {tmp_path}\n'
                                 'transport_url = rabbit://user:secret@bus:5672/\n')
-        monkeypatch.setattr(main.rpcapi, 'StorageAPI', lambda conf: self.api)
+        monkeypatch.setattr(main, 'StorageClient', lambda conf: self.api)
         monkeypatch.setattr(main.commandmanager, 'CommandManager', Commands)
         for module in (evict, image_module, listing):
             monkeypatch.setattr(module, 'time', self.time)

@@ -1,12 +1,13 @@
-"""Messages to the storage service, by its real doorkeeper and dispatcher, without a bus."""
+"""Messages to the storage service, by its real validation and dispatcher, without a bus."""
 
-import inspect
 import types
 
 import oslo_messaging as messaging
 
-from bootcache import rpcapi
-from glance_bootcache.door.doorkeeper import Doorkeeper, Rates
+from bootcache.rpc.fields import plain
+from bootcache.rpc.messages import MESSAGES, SENDER, VERSION
+from glance_bootcache.rpc.ratelimit import RateLimiter
+from glance_bootcache.rpc.validation import ValidatingDispatcher
 
 
 class Sender:
@@ -16,34 +17,33 @@ class Sender:
     :ivar secret: of the process that sends; None if it tells none.
     """
 
-    def __init__(self, endpoints, refusals):
+    def __init__(self, endpoints, rejected):
         self.endpoints = endpoints
         self.secret = None
         # Tests send more than a host does; seconds do not pass for it either.
         self._sent = 0
-        self._doorkeeper = Doorkeeper(messaging.RPCDispatcher([endpoints], None), refusals,
-                                      Rates(lambda: float(self._sent)))
+        self._dispatcher = ValidatingDispatcher(
+            messaging.RPCDispatcher([endpoints], None), rejected,
+            RateLimiter(lambda: float(self._sent)))
 
     def send(self, message, client_timeout=None):
         """Have a message answered, whatever is in it; raises what its sender is told."""
         self._sent += 1
         incoming = types.SimpleNamespace(
-            message=message, ctxt={} if self.secret is None else {rpcapi.SENDER: self.secret},
+            message=message, ctxt={} if self.secret is None else {SENDER: self.secret},
             client_timeout=client_timeout)
         try:
-            return self._doorkeeper.dispatch(incoming)
+            return self._dispatcher.dispatch(incoming)
         except messaging.ExpectedException as expected:
             error = expected.exc_info[1]
         raise error
 
     def say(self, method, /, **said):
         """Have a call answered."""
-        return self.send({'method': method, 'args': said, 'version': rpcapi.VERSION})
+        return self.send({'method': method, 'args': plain(said), 'version': VERSION})
 
     def __getattr__(self, method):
         def call(context, *arguments, **named):
-            bound = inspect.signature(getattr(self.endpoints, method)).bind(
-                context, *arguments, **named)
-            return self.say(method, **dict(list(bound.arguments.items())[1:]))
+            return self.say(method, **plain(MESSAGES[method](*arguments, **named)))
 
         return call

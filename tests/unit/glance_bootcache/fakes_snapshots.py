@@ -2,6 +2,7 @@
 
 import threading
 
+from bootcache.rpc.messages import SnapshotProgress
 from glance_bootcache.snapshots.stores import Stored, Traits
 
 
@@ -31,8 +32,8 @@ class Sends:
     def begin(self, store, base, snapshot_id, export, virtual_bytes, certificate):
         assert self.goes_on.wait(10)
         self._do('begin')
-        return {'export': export, 'server': ['192.0.2.1', 10820], 'tls': True,
-                'disk_format': 'raw'}
+        return SnapshotProgress(export=export, server=('192.0.2.1', 10820), tls=True,
+                                disk_format='raw')
 
     def check_room(self, snapshot_id):
         if 'room' in self.fails:

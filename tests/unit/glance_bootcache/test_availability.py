@@ -6,6 +6,14 @@ import pytest
 from fakes_hosts import holding
 
 from bootcache.manifest import Availability
+from bootcache.rpc.messages import (
+    ExchangeBase,
+    ExchangeOffer,
+    PlanBoot,
+    ReportBoot,
+    ServeStored,
+    StoredExport,
+)
 from glance_bootcache import availability, decisions
 from glance_bootcache.availability import Served
 
@@ -57,8 +65,8 @@ def bring(house, state):
 def recorded(house):
     """Whether the report of a server's boot is taken."""
     manifest = house.store.load(IMAGE)
-    return not house.hosts.report_boot(IMAGE, manifest.made.base_hash, 'one', 4096, [[0, 4096]],
-                                       'marker', 1.0)
+    return not house.hosts.report_boot(ReportBoot(IMAGE, manifest.made.base_hash, 'one', 4096, [[0,
+        4096]], 'marker', 1.0))
 
 
 @pytest.mark.parametrize('state', Availability)
@@ -69,7 +77,7 @@ def test_it_is_so(house, state):
     house.settle()
     house.boots.servers = {IMAGE}
     house.exporter.readers = {IMAGE}
-    assert house.hosts.serve_stored(IMAGE)['export'] in house.exporter.stored
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).export in house.exporter.stored
     house.table.report('one', holding(IMAGE))
     # So that the report of a boot can be asked for.
     house.store.change(IMAGE, lambda manifest: manifest.making(working_set=None))
@@ -77,7 +85,7 @@ def test_it_is_so(house, state):
     row = TABLE[state]
     if state is not A.MEMBER_REMOVED:
         assert house.store.load(IMAGE).wished.availability is state
-    answer = house.hosts.plan_boot(IMAGE, 'one', 'server', None)
+    answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'one', 'server'))
     assert (answer['action'] != 'stock') is row.cache_image
     assert ('cache_image' in answer) is row.cache_image
     assert (house.exporter.serving[IMAGE][1] is not None) is row.cache_image
@@ -85,8 +93,8 @@ def test_it_is_so(house, state):
     assert ('base_export' in answer) is row.base_running
     assert (house.exporter.serving[IMAGE][0] is not None) is row.base_running
     assert (house.exporter.stored != set()) is row.base_to_settle, 'who copies it is cut off'
-    assert (house.hosts.serve_stored(IMAGE) is not None) is row.base_to_settle
-    assert (house.table.report('one', holding(IMAGE))['drop'] == []) is row.hosts_keep
+    assert (house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is not None) is row.base_to_settle
+    assert (house.table.report('one', holding(IMAGE)).drop == ()) is row.hosts_keep
     assert recorded(house) is row.recording
     builds = len(house.qemu.builds)
     house.settle()
@@ -104,10 +112,10 @@ def test_nor_is_it_given_by_exchange(house, state, monkeypatch):
     monkeypatch.setattr(house.offers, '_is_on', True)
     monkeypatch.setattr(house.offers._health, 'may_ask', lambda: True)
     monkeypatch.setattr(house.offers, '_must_wait', lambda key: True)
-    of = (IMAGE, 'one', house.store.load(IMAGE).made.base_hash, '192.0.2.1', 1, '', 'one')
-    assert house.offers.offer_base(*of) == {'wait': True}
+    asked = ExchangeBase(IMAGE, 'one', house.store.load(IMAGE).made.base_hash, '192.0.2.1', 1, '')
+    assert house.offers.offer_base(asked, 'one') == ExchangeOffer()
     bring(house, state)
-    assert house.offers.offer_base(*of) is None
+    assert house.offers.offer_base(asked, 'one') is None
 
 
 def test_what_a_deactivated_image_says_when_it_is_active_again(house):
@@ -116,11 +124,11 @@ def test_what_a_deactivated_image_says_when_it_is_active_again(house):
     house.settle()
     house.boots.servers = {IMAGE}
     bring(house, A.DEACTIVATED)
-    assert house.hosts.serve_stored(IMAGE) is None
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is None
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
     house.settle()
-    assert house.hosts.serve_stored(IMAGE)['settle'] is True
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is True
 
 
 @pytest.mark.parametrize('status, properties, state', [
@@ -140,8 +148,8 @@ def test_an_image_that_is_not_to_be_settled_says_so_while_it_is_deactivated(hous
     house.boots.servers = {IMAGE}
     house.images.put(IMAGE, status='deactivated', settle='no')
     house.manager.consider(IMAGE)
-    assert house.hosts.serve_stored(IMAGE) == {'settle': False}
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) == StoredExport(settle=False)
     # Its owner may have another wish meanwhile.
     house.images.put(IMAGE, status='deactivated')
     house.manager.consider(IMAGE)
-    assert house.hosts.serve_stored(IMAGE) is None
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is None

@@ -8,6 +8,7 @@ import uuid
 import pytest
 from fakes_manager import SIZE
 
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images import imagework
 from glance_bootcache.images.jobs import WaitingImage, next_turn
 
@@ -33,8 +34,8 @@ def test_images_that_somebody_makes_up_are_not_all_looked_at_before_others(house
     house.images.put(IMAGE)
     try:
         for number in range(2000):
-            house.hosts.plan_boot(str(uuid.uuid4()), f'x{number}', 'server', None)
-        house.hosts.plan_boot(IMAGE, 'honest', 'server', None)
+            house.hosts.plan_boot(PlanBoot(str(uuid.uuid4()), f'x{number}', 'server'))
+        house.hosts.plan_boot(PlanBoot(IMAGE, 'honest', 'server'))
     finally:
         may_answer.set()
         house.settle()

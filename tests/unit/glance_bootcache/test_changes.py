@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Reason
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images.jobs import HOUR, Changes
 from glance_bootcache.storage import inspection
 
@@ -83,13 +84,13 @@ def test_servers_of_one_that_waits_boot_as_ever(house):
         register(house, number)
     changed = register(house, 0, content=b'2' * SIZE)
     assert changed.cause.reason is Reason.TOO_MANY_CHANGES
-    assert house.hosts.plan_boot(image(0), 'host', 'server', None)['action'] == 'stock'
-    assert house.hosts.plan_boot(image(1), 'host', 'server', None)['action'] == 'cache'
+    assert house.hosts.plan_boot(PlanBoot(image(0), 'host', 'server'))['action'] == 'stock'
+    assert house.hosts.plan_boot(PlanBoot(image(1), 'host', 'server'))['action'] == 'cache'
     # What a server that boots needs, and an operator orders, is not counted.
     house.images.put(image(7))
-    assert house.hosts.plan_boot(image(7), 'host', 'server', None)['action'] == 'wait'
+    assert house.hosts.plan_boot(PlanBoot(image(7), 'host', 'server'))['action'] == 'wait'
     house.settle()
-    assert house.hosts.plan_boot(image(7), 'host', 'server', None)['action'] == 'cold'
+    assert house.hosts.plan_boot(PlanBoot(image(7), 'host', 'server'))['action'] == 'cold'
     house.manager.consider(image(0), forced=True)
     house.settle()
     assert house.store.load(image(0)).standing is Standing.DONE

@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from fakes_cli import OTHER, entry_points, held, image, report
+from fakes_cli import OTHER, bases, entry_points, held, host, image, report
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / 'doc' / 'source' / 'cli.rst'
 EXAMPLES = re.findall(r'^    bootcache (.*)$', PAGE.read_text(), re.MULTILINE)
@@ -24,9 +24,8 @@ def test_every_command_has_an_example(name):
                                      if not example.startswith(ELSEWHERE)])
 def test_examples_run(cli, example):
     cli.api.images[OTHER] = image(OTHER)
-    cli.api.hosts = [{'host': 'compute7', 'seen': 1, 'images': 1, 'bytes': {}, 'quotas': {}}]
-    cli.api.bases['compute7'] = {'seen': 1, 'bases': {'bases': 1, 'named': [
-        [OTHER, '10.0.0.5:10810', 'a-0', 1e9, None]]}}
+    cli.api.hosts = [host('compute7', 1)]
+    cli.api.bases['compute7'] = bases(1, (OTHER, '10.0.0.5:10810', 'a-0', 1e9, None))
     cli.api.where[OTHER] = {'storage': 'disk', 'hosts': [held('compute7')], 'exchanged': [
         {'file': 'cache image', 'size': 4, 'to': 'compute7', 'way': 'exchanged', 'copied': 0,
          'got': [['', 4]]}]}

@@ -5,6 +5,8 @@ import json
 import pytest
 from fakes_cli import IMAGE, OTHER, held
 
+from bootcache.rpc.messages import EvictImage
+
 
 @pytest.fixture
 def holders(cli):
@@ -44,14 +46,14 @@ def test_hosts_let_go(cli, holders):
     assert done.err.splitlines() == [
         '     0 s  letting go  0/2 hosts', f'    30 s  image {IMAGE}, host two: gone',
         f'    75 s  image {IMAGE}, host one: gone']
-    assert cli.api.calls[0] == ('evict_image', IMAGE, None)
+    assert cli.api.calls[0] == EvictImage(IMAGE, None)
 
 
 def test_single_hosts(cli, holders):
     lets_go(cli, holders, 'two', 5)
     done = cli('evict', IMAGE, '--host', 'two', '--host', 'three', '--host', 'two', '-f', 'json')
     assert done.code == 0
-    assert cli.api.calls[0] == ('evict_image', IMAGE, ['two', 'three'])
+    assert cli.api.calls[0] == EvictImage(IMAGE, ['two', 'three'])
     assert outcomes(done) == {(IMAGE, 'two'): 'gone', (IMAGE, 'three'): 'not held'}
     assert '0/1 hosts' in done.err
 

@@ -7,15 +7,17 @@ import json
 
 import oslo_messaging as messaging
 import pytest
-from fakes_cli import IMAGE, OTHER, held, image, refusal
+from fakes_cli import IMAGE, OTHER, bases, held, host, image, paused, refusal, unsettled
 
-from bootcache import qemuimg, rpcapi
+from bootcache import qemuimg
+from bootcache.rpc import messages
+from bootcache.rpc.messages import PinImage
 
 HOSTS = [
-    {'host': 'one', 'seen': 12.4, 'images': 3, 'bytes': {'disk': 300, 'memory': 100},
-     'quotas': {'disk': 1000, 'memory': 500}, 'waiting': {'servers': 2, 'named': []}, 'rpc': '1.8',
-     'certificates_end': 1e9 + 0.5},
-    {'host': 'two', 'seen': 300.1, 'images': 0, 'bytes': {}, 'quotas': {'disk': 1000}}]
+    host('one', 12.4, images=3, bytes={'disk': 300, 'memory': 100},
+         quotas={'disk': 1000, 'memory': 500}, paused=paused(2), rpc='2.8',
+         certificates_end=1e9 + 0.5),
+    host('two', 300.1, quotas={'disk': 1000})]
 
 
 # Hosts.
@@ -25,7 +27,7 @@ def test_hosts_are_listed_by_tier_and_silent_ones_are_marked(cli):
     assert cli.json('host', 'list') == [
         {'host': 'one', 'seen': 12, 'state': 'reporting', 'images': 3, 'waiting': 2,
          'disk_bytes': 300, 'disk_quota': 1000, 'memory_bytes': 100, 'memory_quota': 500,
-         'rpc': '1.8', 'certificates_end': '2001-09-09T01:46:40+00:00'},
+         'rpc': '2.8', 'certificates_end': '2001-09-09T01:46:40+00:00'},
         {'host': 'two', 'seen': 300, 'state': 'silent', 'images': 0, 'waiting': None,
          'disk_bytes': 0, 'disk_quota': 1000, 'memory_bytes': None, 'memory_quota': None,
          'rpc': None, 'certificates_end': None}]
@@ -61,9 +63,9 @@ def test_tables_csv_and_columns(cli):
 
 
 def test_how_a_host_reads_bases(cli):
-    cli.api.bases['one'] = {'seen': 2.0, 'bases': {'bases': 4, 'named': [
-        [OTHER, '', '', 1e9, 0.0], [OTHER, '10.0.0.5:10810', 'a-0', 1e9, 1e9 + 1],
-        [IMAGE, 'bootcache/one/base-x', 'b-1', 1e9, None]]}}
+    cli.api.bases['one'] = bases(
+        4, (OTHER, '', '', 1e9, 0.0), (OTHER, '10.0.0.5:10810', 'a-0', 1e9, 1e9 + 1),
+        (IMAGE, 'bootcache/one/base-x', 'b-1', 1e9, None))
     since = '2001-09-09T01:46:40+00:00'
     assert [tuple(row.values()) for row in cli.json('host', 'show', 'one')] == [
         (OTHER, None, None, since, None),
@@ -146,7 +148,7 @@ def test_an_empty_list_is_told_in_words(cli, command, words):
 
 
 def test_how_many_hosts_say_that_no_server_is_left(cli):
-    cli.api.hosts = [{**host, 'unsettled': 0, 'named': [], 'waiting': None} for host in HOSTS]
+    cli.api.hosts = [{**one, 'unsettled': unsettled(0), 'paused': None} for one in HOSTS]
     done = cli('host', 'list', '--unsettled')
     assert done.out == '' and 'no server depends on bootcache' in done.err and '(2)' in done.err
 
@@ -158,9 +160,9 @@ def test_names_that_came_by_the_bus_change_no_terminal(cli):
 
 def test_servers_that_depend_on_bootcache(cli):
     cli.api.hosts = [
-        {**HOSTS[0], 'waiting': None, 'unsettled': 3, 'named': [
-            ['server-1', 'it is suspended: resume it'], ['server-2\n', 'it is settled soon']]},
-        {**HOSTS[1], 'unsettled': 0, 'named': []},
+        {**HOSTS[0], 'paused': None, 'unsettled': unsettled(
+            3, ('server-1', 'it is suspended: resume it'), ('server-2\n', 'it is settled soon'))},
+        {**HOSTS[1], 'unsettled': unsettled(0)},
         {**HOSTS[1], 'host': 'three'}]
     rows = cli.json('host', 'list', '--unsettled')
     assert [(row['host'], row['server'], row['why']) for row in rows[:3]] == [
@@ -175,10 +177,10 @@ def test_servers_that_depend_on_bootcache(cli):
 
 def test_servers_that_stand_still_come_first(cli):
     """Also one that is settled, which no other list names; no server is named twice."""
-    cli.api.hosts = [{**HOSTS[0], 'unsettled': 2, 'named': [
-        ['server-1', 'it is settled soon'], ['server-2', 'it is settled soon']], 'waiting': {
-            'servers': 3, 'named': [['server-2', 'the exporter\ncannot be reached', 1790000000],
-                                    ['server-3', 'no space', 1790000060.0]]}}]
+    cli.api.hosts = [{**HOSTS[0], 'unsettled': unsettled(
+        2, ('server-1', 'it is settled soon'), ('server-2', 'it is settled soon')),
+        'paused': paused(3, ('server-2', 'the exporter\ncannot be reached', 1790000000),
+                         ('server-3', 'no space', 1790000060.0))}]
     rows = cli.json('host', 'list', '--unsettled')
     assert [(row['server'], row['why']) for row in rows] == [
         ('server-2', 'it stands still since 2026-09-21T14:13:20+00:00, and waits: the exporter'
@@ -189,9 +191,9 @@ def test_servers_that_stand_still_come_first(cli):
 
 def test_those_of_all_hosts_that_stand_still_come_before_any_other(cli):
     cli.api.hosts = [
-        {**HOSTS[0], 'waiting': None, 'unsettled': 1, 'named': [['server-1', 'settled soon']]},
-        {**HOSTS[1], 'unsettled': 1, 'named': [['server-2', 'settled soon']],
-         'waiting': {'servers': 2, 'named': [['server-3', 'no space', 1790000000]]}}]
+        {**HOSTS[0], 'paused': None, 'unsettled': unsettled(1, ('server-1', 'settled soon'))},
+        {**HOSTS[1], 'unsettled': unsettled(1, ('server-2', 'settled soon')),
+         'paused': paused(2, ('server-3', 'no space', 1790000000))}]
     rows = cli.json('host', 'list', '--unsettled')
     assert [(row['host'], row['server']) for row in rows] == [
         ('two', 'server-3'), ('two', None), ('one', 'server-1'), ('two', 'server-2')]
@@ -242,7 +244,7 @@ def test_pin_and_unpin(cli):
     cli.api.images[IMAGE] = image(IMAGE)
     for command, pinned in (('pin', True), ('unpin', False)):
         assert cli.json(command, IMAGE) == [{'image_id': IMAGE, 'pinned': pinned}]
-        assert cli.api.calls[-1] == ('pin_image', IMAGE, pinned)
+        assert cli.api.calls[-1] == PinImage(IMAGE, pinned)
     done = cli('pin', IMAGE, OTHER)
     assert done.code == 1 and done.err == (
         f'not known to the storage service: {OTHER}; "bootcache image list" shows those that are\n')
@@ -316,7 +318,7 @@ def test_an_image_file_of_another_format_names_the_option(cli, tmp_path, given, 
 def test_the_version_names_that_of_the_messages(cli):
     """By which the upgrading page tells what goes together."""
     done = cli('--version')
-    assert done.code == 0 and f'(RPC {rpcapi.VERSION})' in done.out
+    assert done.code == 0 and f'(RPC {messages.VERSION})' in done.out
 
 
 # Errors.

@@ -6,6 +6,8 @@ import oslo_messaging as messaging
 import pytest
 from fakes_cli import IMAGE, OTHER, report
 
+from bootcache.rpc.messages import GetWarming, WarmImage
+
 WAITING = ('waiting', 1, '')
 CACHED = ('cached', 1, '')
 EXISTING = ('existing', 1, '')
@@ -32,8 +34,8 @@ def test_hosts_become_warm(cli):
         f'     4 s  {ONE}: cached', f'     6 s  {TWO}: existing',
         '     6 s  nova-scheduler knows of hosts that are newly warm with their next update of'
         ' resources, within a minute by default']
-    assert cli.api.calls[0] == ('warm_image', IMAGE, ['racks'])
-    assert set(cli.api.calls[1:]) == {('get_warming', IMAGE)}
+    assert cli.api.calls[0] == WarmImage(IMAGE, ['racks'])
+    assert set(cli.api.calls[1:]) == {GetWarming(IMAGE)}
 
 
 def test_images_and_aggregates_are_asked_for_once_each(cli):
@@ -46,7 +48,7 @@ def test_images_and_aggregates_are_asked_for_once_each(cli):
     places = (('racks', 'one'), ('edge', 'far'))
     assert [(row['image_id'], row['aggregate'], row['host']) for row in rows] == [
         (image, *place) for image in (IMAGE, OTHER) for place in places]
-    assert cli.api.calls == [('warm_image', image, ['racks', 'edge']) for image in (IMAGE, OTHER)]
+    assert cli.api.calls == [WarmImage(image, ['racks', 'edge']) for image in (IMAGE, OTHER)]
 
 
 def test_an_aggregate_has_to_be_named(cli):
@@ -138,7 +140,7 @@ def test_a_service_that_was_restarted_is_asked_again(cli):
     done = cli('warm', IMAGE, '--aggregate', 'racks')
     assert done.code == 0
     assert f'image {IMAGE}: the storage service was restarted; it is asked again' in done.err
-    assert cli.api.calls.count(('warm_image', IMAGE, ['racks'])) == 2
+    assert cli.api.calls.count(WarmImage(IMAGE, ['racks'])) == 2
 
 
 def test_a_service_that_was_restarted_may_refuse(cli):

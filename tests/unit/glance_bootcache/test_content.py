@@ -11,6 +11,8 @@ from fakes_manager import until
 from bootcache import exception, naming, savefile
 from bootcache.manifest import Standing
 from bootcache.reasons import Cause, Reason
+from bootcache.rpc.messages import PlanBoot, ReportBoot, ServeStored
+from bootcache.rpc.report import HostReport
 from glance_bootcache.images import manager as manager_module
 from glance_bootcache.images.oldercontent import OlderContent
 from glance_bootcache.storage import inspection
@@ -64,7 +66,7 @@ def test_older_content_is_given_to_no_new_server_and_never_taken_for_the_new_one
     house.images.put(IMAGE, b'2' * 4096)
     house.manager.consider(IMAGE)
     house.settle()
-    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'stock' and 'cache_export' not in answer
     assert answer['base_export'] and answer['image_hash'] == one.image_hash
     house.exporter.readers.clear()
@@ -74,14 +76,14 @@ def test_older_content_is_given_to_no_new_server_and_never_taken_for_the_new_one
     assert manifest.state == 'ready' and manifest.made.base_hash != one.made.base_hash
     with open(manifest.made.base_path, 'rb') as stream:
         assert stream.read() == b'2' * 4096
-    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cache'
 
 
 @pytest.mark.parametrize('who', ['a host', 'Nova'])
 def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
     """Nobody is connected, and an operator asks again and again for the new content."""
     one = ready(house, b'1' * 4096)
-    house.needs.note('one', {'needs': [IMAGE] if who == 'a host' else []})
+    house.needs.note('one', HostReport(needs=frozenset([IMAGE] if who == 'a host' else ())))
     house.boots.servers = {IMAGE} if who == 'Nova' else set()
     house.images.put(IMAGE, b'2' * 4096)
     for _try in range(2):
@@ -91,7 +93,7 @@ def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
         assert manifest.made.base_path == one.made.base_path and 'older content' in manifest.reason
         with open(one.made.base_path, 'rb') as stream:
             assert stream.read() == b'1' * 4096
-    house.needs.note('one', {'needs': []})
+    house.needs.note('one', HostReport(needs=frozenset()))
     house.boots.servers = set()
     house.manager.consider(IMAGE, forced=True)
     house.settle()
@@ -112,11 +114,11 @@ def test_while_new_content_is_got_no_server_gets_the_older_one(house, monkeypatc
     house.images.put(IMAGE, b'2' * 4096)
     house.manager.consider(IMAGE)
     assert begun.wait(20)
-    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'stock' and 'cache_image' not in answer
     go.set()
     house.settle()
-    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cache'
 
 
 @pytest.mark.parametrize('change', ['evicted', 'quota'])
@@ -126,7 +128,7 @@ def test_a_restart_while_a_cache_image_is_built_again_needs_no_new_recording(hou
     house.qemu.building = lambda: gate.wait(20)
     if change == 'evicted':
         house.manager.disk_room.evict(IMAGE)
-        house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+        house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     else:
         house.images.put(IMAGE, b'1' * 4096, quota='1MiB')
         house.manager.consider(IMAGE)
@@ -138,7 +140,7 @@ def test_a_restart_while_a_cache_image_is_built_again_needs_no_new_recording(hou
     gate.set()
     until(lambda: not cut_short.jobs._jobs, 'its end')
     house.upkeep.recover()
-    house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     house.settle()
     assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
 
@@ -150,7 +152,7 @@ def waiting(house):
     """An image whose older content a host needs; the clock of who looks after that stands still."""
     house.older = OlderContent(house.store, house.manager, house.seconds)
     house.first = ready(house, b'1' * 4096)
-    house.needs.note('one', {'needs': [IMAGE]})
+    house.needs.note('one', HostReport(needs=frozenset([IMAGE])))
     house.images.put(IMAGE, b'2' * 4096)
     house.manager.consider(IMAGE)
     house.settle()
@@ -170,11 +172,11 @@ def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waitin
     """An operator need not look whether the last host has gone."""
     look(waiting)
     assert look(waiting).made.base_hash == waiting.first.made.base_hash
-    waiting.needs.note('one', {'needs': []})
+    waiting.needs.note('one', HostReport(needs=frozenset()))
     manifest = look(waiting)
     assert (manifest.state, manifest.reason) == ('ready', '')
     assert manifest.made.base_hash == manifest.image_hash != waiting.first.made.base_hash
-    assert waiting.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
+    assert waiting.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cache'
     assert len(waiting.boots.jobs) == 2
     look(waiting)
     assert len(waiting.boots.jobs) == 2 and IMAGE not in waiting.older._looks
@@ -183,7 +185,7 @@ def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waitin
 def test_the_service_looks_by_itself(waiting, monkeypatch):
     waiting.upkeep.older = waiting.older
     waiting.upkeep.recovered = True
-    waiting.needs.note('one', {'needs': []})
+    waiting.needs.note('one', HostReport(needs=frozenset()))
     for _round in range(2):
         waiting.upkeep.once()
         waiting.seconds.now += 60
@@ -208,7 +210,7 @@ def test_nothing_is_downloaded_while_a_server_needs_the_older_content(waiting):
 
 
 def test_nor_while_a_host_is_connected_that_does_not_tell_what_it_needs(waiting):
-    waiting.needs.note('one', {})
+    waiting.needs.note('one', HostReport())
     waiting.exporter.readers.add(IMAGE)
     download = waiting.images.download
     waiting.images.download = lambda image_id: pytest.fail('downloaded')
@@ -223,7 +225,7 @@ def test_nor_while_a_host_is_connected_that_does_not_tell_what_it_needs(waiting)
 
 def test_new_content_that_fails_for_its_own_reason_is_got_less_and_less_often(waiting, monkeypatch):
     """Gigabytes came once an hour."""
-    waiting.needs.note('one', {'needs': []})
+    waiting.needs.note('one', HostReport(needs=frozenset()))
     downloads, download = [], waiting.images.download
 
     def get(image_id):
@@ -248,7 +250,7 @@ def test_new_content_that_fails_for_its_own_reason_is_got_less_and_less_often(wa
 
 def test_without_profile_boots_the_next_server_is_recorded(waiting):
     waiting.conf.set_override('profile_boots', False, 'bootcache')
-    waiting.needs.note('one', {'needs': []})
+    waiting.needs.note('one', HostReport(needs=frozenset()))
     look(waiting)
     assert look(waiting).state == 'served' and len(waiting.boots.jobs) == 1
 
@@ -260,7 +262,7 @@ def test_it_goes_on_waiting_whatever_its_last_reason_was(waiting, how):
         *((Standing.FAILED, Cause(Reason.FAILED, 'Glance was away')) if how != 'done'
           else (Standing.DONE,))))
     assert waiting.state(IMAGE) == 'failed'
-    waiting.needs.note('one', {'needs': []})
+    waiting.needs.note('one', HostReport(needs=frozenset()))
     look(waiting)
     manifest = look(waiting)
     assert manifest.state == 'ready' and manifest.made.base_hash != waiting.first.made.base_hash
@@ -270,8 +272,8 @@ def test_a_late_report_of_the_older_content_does_not_end_the_wait(waiting):
     """It was asked for before the content changed."""
     before = waiting.store.load(IMAGE)
     waiting.hosts._expected.expect(IMAGE, 'one', 'server', 1000)
-    waiting.hosts.report_boot(IMAGE, waiting.first.made.base_hash, 'one', 65536, [[131072, 65536]],
-                              'marker', 1.0)
+    waiting.hosts.report_boot(ReportBoot(IMAGE, waiting.first.made.base_hash, 'one', 65536,
+                                         [[131072, 65536]], 'marker', 1.0))
     waiting.manager.rebuild(IMAGE)
     waiting.settle()
     assert waiting.store.load(IMAGE) == before and len(waiting.qemu.builds) == 1
@@ -287,7 +289,7 @@ def test_exports_of_a_base_that_was_given_up_are_not_served_as_the_new_content(h
     house.manager.consider(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'failed' and 'older content' in house.store.load(IMAGE).reason
-    assert house.hosts.serve_stored(IMAGE) is None
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is None
     house.exporter.readers.clear()
     house.older = OlderContent(house.store, house.manager, house.seconds)
     look(house)

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from bootcache import cacheimage, exception
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import Content, StorageTiers
 
@@ -32,7 +33,7 @@ def ready(house, storage_conf, database):
 
 def plan(house, server='server'):
     """What a host is told; the work in the background is done afterwards."""
-    answer = house.hosts.plan_boot(IMAGE, 'host', server, None)
+    answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', server))
     house.tiers._worker.submit(lambda: None).result()
     house.settle()
     return answer
@@ -196,7 +197,7 @@ def test_a_boot_looks_at_the_file_once(ready, monkeypatch):
         return stat(name, *arguments, **named)
 
     monkeypatch.setattr(os, 'stat', counted)
-    assert ready.hosts.plan_boot(IMAGE, 'host', 'server', None)['verified'] is True
+    assert ready.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['verified'] is True
     assert len(looks) == 1
 
 
@@ -215,7 +216,7 @@ def test_servers_read_from_what_arrives_once_all_of_it_was_read_here(ready, stor
     ready.restart()
     gate = threading.Event()
     again._worker.submit(gate.wait)
-    before = ready.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    before = ready.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     gate.set()
     assert (before['action'], before['verified']) == ('cache', False)
     again._worker.submit(lambda: None).result()

@@ -12,7 +12,8 @@ from fakes_deployment import server
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootcache import exception, rpcapi
+from bootcache import exception
+from bootcache.rpc import messages
 from glance_bootcache.deployment import checkpoint, choice, cloud, resuming, steps
 from glance_bootcache.deployment.checkpoint import Checkpoint, Network, Status
 from glance_bootcache.deployment.choice import WantedServers
@@ -40,7 +41,7 @@ def test_what_is_given_is_combined():
 
 def test_each_server_is_chosen_once_and_profile_boots_are_not():
     found = [server('2', 'b'), server('1', 'a'), server('2', 'b'),
-             server('3', 'c', metadata={rpcapi.PROFILE_METADATA: 'x'})]
+             server('3', 'c', metadata={messages.PROFILE_METADATA: 'x'})]
     chosen = choice.choose(WantedServers((), ('p',), None), found, 2)
     assert [one['id'] for one in chosen] == ['1', '2']
     with pytest.raises(exception.BootcacheError, match=r'more than 1 servers.*--most'):

@@ -14,6 +14,7 @@ from fakes_manager import until
 
 from bootcache import exception, locks, tier
 from bootcache.manifest import Standing
+from bootcache.rpc.messages import PlanBoot
 from bootcache.tier import Eviction, Item, TierLimits
 from glance_bootcache import decisions
 
@@ -58,7 +59,7 @@ def test_nobody_waits_for_an_exporter_that_does_not_answer(ready):
         assert ready.store.lock.acquire(0), 'the store is free'
         ready.store.lock.release()
         for image in (IMAGE, OTHER):
-            assert ready.hosts.plan_boot(image, 'host', 'server', None)['action'] == 'cache'
+            assert ready.hosts.plan_boot(PlanBoot(image, 'host', 'server'))['action'] == 'cache'
             ready.manager.let_go(image)
     finally:
         go_on.set()

@@ -10,9 +10,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from bootcache import cacheimage, rpcapi, savefile
+from bootcache import cacheimage, savefile
 from bootcache.exchange import client
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
+from bootcache.rpc.messages import BootAction, ExchangeBase, ExchangeCache, ExchangeOffer
 from glance_bootcache.exchange import offers as offers_module
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.storage.store import ImageStore
@@ -65,7 +66,7 @@ def offers(storage_conf, hanging):
 
 
 def asks(offers, number=0):
-    return offers.offer(IMAGE, f'host-{number}', SHA256, '127.0.0.1', 10830, '')
+    return offers.offer(ExchangeCache(IMAGE, f'host-{number}', SHA256, '127.0.0.1', 10830, ''))
 
 
 @pytest.mark.parametrize('is_known', [True, False])
@@ -107,12 +108,13 @@ def asks_for_base(offers, storage_conf):
         stream.write(DATA)
     store.save(store.load(IMAGE).making(base_path=path, base_hash='sha512:00',
                                         stored_bytes=len(DATA)))
-    return lambda: offers.offer_base(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830, '', 'host')
+    return lambda: offers.offer_base(ExchangeBase(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830,
+                                                  ''), 'host')
 
 
 def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, asks_for_base):
     """One host has waited for it; others copy at once, and it is not asked again and again."""
-    assert asks_for_base() == {'wait': True}
+    assert asks_for_base() == ExchangeOffer()
     made, _began = offers._torrents['sha512:00']
     assert made.exception(10) is not None
     for _number in range(3):
@@ -125,7 +127,7 @@ def test_a_base_whose_file_is_another_one_is_not_given(offers, hanging, asks_for
     store = ImageStore(storage_conf.bootcache.state_dir)
     path = store.load(IMAGE).made.base_path
     store.save(store.load(IMAGE).making(base_file=savefile.signature(path)))
-    assert asks_for_base() == {'wait': True}
+    assert asks_for_base() == ExchangeOffer()
     os.utime(path, ns=(1, 1))
     assert asks_for_base() is None
 
@@ -135,16 +137,16 @@ def test_full_bases_are_read_a_few_at_a_time(offers, hanging, asks_for_base):
     others = [Future() for _number in range(2)]
     for number, reading in enumerate(others):
         offers._torrents[f'sha512:{number}1'] = reading, 0.0
-    assert asks_for_base() == {'wait': True}
+    assert asks_for_base() == ExchangeOffer()
     assert 'sha512:00' not in offers._torrents and hanging == []
     others[0].set_result(b'torrent')
-    assert asks_for_base() == {'wait': True}
+    assert asks_for_base() == ExchangeOffer()
     assert 'sha512:00' in offers._torrents
 
 
 def test_a_host_whose_server_waits_is_not_about_to_get_the_cache_image(offers):
     answer = {'cache_image': {'sha256': SHA256}}
-    waits = {**answer, 'action': rpcapi.ACTION_WAIT}
+    waits = {**answer, 'action': BootAction.WAIT}
     assert offers.tell(waits, 'one') == waits
     assert offers.tell(answer, 'two') == {**answer, 'others': False}
     assert offers.tell(answer, 'one') == {**answer, 'others': True}

@@ -9,6 +9,7 @@ from glance.async_.flows import api_image_import, plugins
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
+from bootcache.rpc.messages import ImageRegistered
 from glance_bootcache import hook
 from glance_bootcache.glance import images
 
@@ -42,10 +43,12 @@ def announced(monkeypatch):
     """The ids that the hook announces; the message bus is in tests/functional."""
     ids = []
 
-    class API:
-        image_registered = staticmethod(ids.append)
+    class Client:
+        def send(self, message):
+            assert isinstance(message, ImageRegistered)
+            ids.append(message.image_id)
 
-    monkeypatch.setattr(hook, '_storage_api', lambda: API)
+    monkeypatch.setattr(hook, '_storage_client', Client)
     return ids
 
 
@@ -96,7 +99,7 @@ def test_an_import_never_fails_by_us(monkeypatch):
     def away():
         raise RuntimeError('the bus is away')
 
-    monkeypatch.setattr(hook, '_storage_api', away)
+    monkeypatch.setattr(hook, '_storage_client', away)
     run_hook({})
 
 

@@ -9,6 +9,7 @@ import pytest
 from fakes_database import locked
 
 from bootcache.manifest import CacheInfo
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.storage import tiers as storage_contents
@@ -33,7 +34,7 @@ def test_uses_and_contents_of_deleted_images_are_forgotten_while_the_service_run
         house.images.put(image)
         house.manager.consider(image)
         house.settle()
-        house.hosts.plan_boot(image, 'host', 'server', None)
+        house.hosts.plan_boot(PlanBoot(image, 'host', 'server'))
     house.upkeep.once()
     kept = house.store.load(IMAGES[0]).made.cache_image
     assert set(tiers._last_uses._last) == set(IMAGES) and len(tiers._contents._right) == 3

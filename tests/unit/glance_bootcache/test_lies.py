@@ -5,7 +5,9 @@ bus in tests/functional/test_lying_host.py.
 """
 
 import inspect
+import json
 import math
+import typing
 
 import pytest
 from fakes_clock import Clock
@@ -13,14 +15,23 @@ from fakes_hosts import IMAGE, ready
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootcache import exception, rpcapi
+from bootcache import exception
 from bootcache.exception import MessageRefused
 from bootcache.quoting import one_line, quoted
+from bootcache.rpc import fields
+from bootcache.rpc.messages import (
+    MESSAGES,
+    VERSION,
+    ExchangeOffer,
+    HoldingsAnswer,
+    SnapshotProgress,
+    StoredExport,
+)
 from bootcache.workingset import MAX_EXTENTS
-from glance_bootcache.door import arguments, doorkeeper
-from glance_bootcache.door.arguments import METHODS
-from glance_bootcache.door.doorkeeper import TOO_LONG, Refusals
+from glance_bootcache.rpc import rejected
 from glance_bootcache.rpc.endpoints import Endpoints
+from glance_bootcache.rpc.messagesize import TOO_LONG
+from glance_bootcache.rpc.rejected import RejectedMessages
 
 RIGHT = {
     'image_id': IMAGE, 'host': 'one', 'server_id': 'server', 'profile_token': 'f' * 32, 'owner': '',
@@ -52,7 +63,7 @@ LIES = {
     'line': [MEGABYTE, *NUMBERS, *OTHERS], 'reason': [MEGABYTE, *NUMBERS, *OTHERS],
     'report': [MEGABYTE, 7, [], {str(number): 1 for number in range(101)},
                {'images': MEGABYTE}, {'images': [IMAGE]}, {'quotas': 7},
-               {'images': dict.fromkeys(range(100_000), (1, 'disk', 0, 7))},
+               {'images': dict.fromkeys(range(100_000), 1)},
                {'needs': 'all'}, {'needs': [IMAGE] * 100_000}],
     'outcome': [*TEXTS, *NUMBERS, *OTHERS, 'waiting'],
     'sha256': [*TEXTS, *NUMBERS, *OTHERS, 'AB' * 32, 'ab' * 31, 'ab' * 32 + '\n'],
@@ -73,8 +84,8 @@ LIES = {
 
 
 def taken(method):
-    """What a method takes, by the reader."""
-    return {**METHODS[method].needed, **METHODS[method].more}
+    """The fields that a method takes."""
+    return fields.bounds(MESSAGES[method])
 
 
 def right(method):
@@ -85,31 +96,67 @@ def label(value):
     return quoted(value)[:30]
 
 
-def test_each_method_has_readers_for_what_it_takes():
-    assert set(METHODS) == {name for name, _method in inspect.getmembers(
+def test_each_message_has_an_endpoint_that_takes_it_and_the_reverse():
+    endpoints = {name: endpoint for name, endpoint in inspect.getmembers(
         Endpoints, inspect.isfunction) if not name.startswith('_')}
-    for method, readers in METHODS.items():
-        wanted = dict(list(inspect.signature(getattr(Endpoints, method)).parameters.items())[2:])
-        assert list(readers.needed) == [name for name, one in wanted.items()
-                                        if one.default is one.empty], method
-        assert list(readers.more) == [name for name, one in wanted.items()
-                                      if one.default is not one.empty], method
-        assert set(taken(method)) <= set(LIES), method
+    assert {name: typing.get_type_hints(endpoint)['message']
+            for name, endpoint in endpoints.items()} == MESSAGES
 
 
-def test_each_method_of_the_client_is_one():
-    assert set(METHODS) == {name for name in dir(rpcapi.StorageAPI) if not name.startswith('_')}
+def test_each_field_of_each_message_is_tried_below():
+    assert {field for method in MESSAGES for field in taken(method)} == set(LIES) == set(RIGHT)
+
+
+def test_messages_are_of_a_version_that_is_spoken():
+    for message in MESSAGES.values():
+        assert message.since.split('.')[0] == VERSION.split('.')[0]
+        assert int(message.since.split('.')[1]) <= int(VERSION.split('.')[1])
+
+
+@pytest.mark.parametrize('method', sorted(MESSAGES))
+def test_a_message_is_read_as_it_was_sent(method):
+    message = MESSAGES[method].parse(right(method))
+    assert MESSAGES[method].parse(fields.plain(message)) == message
+
+
+@pytest.mark.parametrize('method, answer', [
+    ('report_holdings', HoldingsAnswer()), ('report_holdings', HoldingsAnswer((IMAGE,), True)),
+    ('serve_stored', None), ('serve_stored', StoredExport(settle=False)),
+    ('serve_stored', StoredExport(True, ('192.0.2.1', 1), True, 'a', 'b', 1, 'c', 'raw', 'd')),
+    ('begin_snapshot', SnapshotProgress()), ('finish_snapshot', SnapshotProgress(url='rbd://x')),
+    ('exchange_cache', None), ('exchange_base', ExchangeOffer(again=1.5)),
+    ('exchange_base', ExchangeOffer(b'torrent', (('a', 1), ('::1', 2)), (('a', 1),), True))],
+    ids=str)
+def test_an_answer_is_read_as_it_was_sent_and_what_is_new_is_ignored(method, answer):
+    sent = json.loads(json.dumps(fields.plain(answer)))
+    assert MESSAGES[method].read_answer(sent) == answer
+    if answer is not None:
+        assert MESSAGES[method].read_answer({**sent, 'new': 1}) == answer
+
+
+@pytest.mark.parametrize('method, wrong', [
+    ('report_holdings', None), ('report_holdings', [IMAGE]), ('report_holdings', {'drop': ['x']}),
+    ('report_holdings', {'resend': 1}), ('serve_stored', {}), ('serve_stored', 'no'),
+    ('serve_stored', {'settle': True, 'server': ['a']}),
+    ('serve_stored', {'settle': True, 'stored_bytes': -1}),
+    ('finish_snapshot', {'url': 'x'}), ('finish_snapshot', {'url': 'a://' + 'x' * 1001}),
+    ('upload_snapshot', {'uploaded': 1}), ('exchange_cache', {'torrent': '%'}), ('exchange_cache',
+        {'peers': [['a', 0]]})], ids=str)
+def test_an_answer_that_cannot_be_is_one_error(method, wrong):
+    with pytest.raises(exception.AnswerInvalid, match=f'^{method}: ') as invalid:
+        MESSAGES[method].read_answer(wrong)
+    assert len(str(invalid.value)) < 400 and str(invalid.value).isprintable()
 
 
 @pytest.mark.parametrize('method, field', [
-    (method, field) for method in sorted(METHODS) for field in taken(method)])
+    (method, field) for method in sorted(MESSAGES) for field in taken(method)])
 def test_what_cannot_be_is_refused_by_its_field(house, caplog, method, field):
     for lie in LIES[field]:
         with pytest.raises(MessageRefused) as refused:
             house.endpoints.say(method, **{**right(method), field: lie})
         assert refused.value.field.split('.')[0] == field, label(lie)
         assert len(str(refused.value)) < 400 and str(refused.value).isprintable(), label(lie)
-    counted = house.refusals.counts()
+    counted = house.rejected.counts()
     assert {known for known, _field in counted} == {method}
     assert sum(counted.values()) == len(LIES[field])
     # Parts of a report are told of one by one.
@@ -121,10 +168,10 @@ def test_what_cannot_be_is_refused_by_its_field(house, caplog, method, field):
     assert not house.store.manifests() and not house.table.describe()
 
 
-@pytest.mark.parametrize('method', sorted(METHODS))
+@pytest.mark.parametrize('method', sorted(MESSAGES))
 def test_what_is_missing_or_not_known_is_refused(house, method):
     said = right(method)
-    for name in METHODS[method].needed:
+    for name in fields.needed(MESSAGES[method]):
         with pytest.raises(MessageRefused, match=rf'^{name}: is missing'):
             house.endpoints.say(method, **{key: said[key] for key in said if key != name})
     for strange in ('self', 'ctxt', MEGABYTE, FORGED):
@@ -145,11 +192,11 @@ def test_what_is_missing_or_not_known_is_refused(house, method):
     ({'method': 'list_hosts', 'args': dict.fromkeys(map(str, range(101)))}, 'MessageRefused'),
     ({'method': 'list_hosts', 'namespace': FORGED}, 'MessageRefused'),
     ({'method': 'list_hosts', 'version': FORGED}, 'MessageRefused'),
-    ({'method': 'list_hosts', 'version': 1.8}, 'MessageRefused'),
-    ({'method': 'list_hosts', 'version': '1.' + '9' * 5000}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'version': 2.0}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'version': '2.' + '9' * 5000}, 'MessageRefused'),
     ({'method': 'list_hosts', 'version': None}, 'MessageRefused'),
-    ({'method': 'list_hosts', 'version': '2.0'}, 'UnsupportedVersion'),
-    ({'method': 'list_hosts', 'version': '1.9999'}, 'UnsupportedVersion')],
+    *(({'method': 'list_hosts', 'version': other}, 'UnsupportedVersion')
+      for other in ('1.16', '2.9999', '3.0'))],
     ids=lambda value: label(value))
 def test_a_message_that_is_none_is_refused(house, caplog, message, error):
     with pytest.raises(Exception) as refused:
@@ -158,14 +205,14 @@ def test_a_message_that_is_none_is_refused(house, caplog, message, error):
     assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
     assert all(record.getMessage().isprintable() and len(record.getMessage()) < 600
                for record in caplog.records)
-    assert error == 'UnsupportedVersion' or sum(house.refusals.counts().values()) == 1
+    assert error == 'UnsupportedVersion' or sum(house.rejected.counts().values()) == 1
 
 
 def test_nobody_gets_a_thread_to_be_called_back(house):
     for timeout in (5, MEGABYTE, -1):
         with pytest.raises(MessageRefused, match=r'^timeout: '):
             house.endpoints.send({'method': 'list_hosts'}, client_timeout=timeout)
-    assert house.endpoints.send({'method': 'list_hosts'}) == []
+    assert house.endpoints.say('list_hosts') == []
 
 
 anything = st.recursive(
@@ -176,42 +223,42 @@ anything = st.recursive(
         inner, max_size=4), max_leaves=12)
 
 
-@given(st.sampled_from(sorted(METHODS)), st.data())
+@given(st.sampled_from(sorted(MESSAGES)), st.data())
 def test_whatever_is_said_is_read_or_refused(method, data):
     said = {**right(method), **data.draw(st.dictionaries(
         st.sampled_from([*taken(method), 'odd']), anything, max_size=3))}
     try:
-        read = METHODS[method].read(said)
+        read = MESSAGES[method].parse(said)
     except MessageRefused as refusal:
         assert len(str(refusal)) < 400 and str(refusal).isprintable()
     else:
-        assert set(read) <= set(taken(method))
-        assert all(value.isprintable() for value in read.values() if isinstance(value, str))
+        assert all(value.isprintable() for value in vars(read).values() if isinstance(value, str))
 
 
 def test_what_makes_sense_is_taken_beside_what_does_not(house):
     """Of a report's entries each counts for itself: a host is not forgotten for one."""
     ready(house)
-    report = {'images': {IMAGE: [1000.5, 'disk', 0, 7], FORGED: [1, 'disk', 0, 7],
-                         IMAGE.replace('7', '8', 1): [math.nan, 'disk', 0, 7]},
+    held = {'last_use': 1000.5, 'medium': 'disk', 'generation': 0, 'bytes': 7}
+    report = {'images': {IMAGE: held, FORGED: held,
+                         IMAGE.replace('7', '8', 1): {**held, 'last_use': math.nan}},
               'needs': [IMAGE, MEGABYTE], 'quotas': {'disk': 5, 'tape': 5},
-              'unsettled': {'servers': 1, 'named': [[FORGED, MEGABYTE[:999]]]}, 'rpc': FORGED}
+              'unsettled': {'servers': 1, 'named': [{'server': FORGED, 'why': MEGABYTE[:999]}]},
+              'rpc': FORGED}
     assert house.endpoints.say('report_holdings', host='one', report=report) \
         == {'drop': [], 'resend': False}
     host, = house.table.describe()
     assert (host['images'], host['quotas'], host['rpc']) == (1, {'disk': 5}, None)
-    assert all(text.isprintable() and len(text) <= 255 for text in host['named'][0])
+    assert all(text.isprintable() and len(text) <= 255
+               for text in host['unsettled']['named'][0].values())
     assert house.needs.hosts(IMAGE) == ['one']
-    assert house.refusals.counts() == {
+    assert house.rejected.counts() == {
         ('report_holdings', 'report.images'): 2, ('report_holdings', 'report.needs'): 1,
         ('report_holdings', 'report.quotas'): 1, ('report_holdings', 'report.rpc'): 1}
 
 
 def test_arguments_that_have_defaults_may_be_left_out(house):
     ready(house)
-    said = right('plan_boot')
-    del said['owner']
-    said['profile_token'] = None
+    said = {name: RIGHT[name] for name in fields.needed(MESSAGES['plan_boot'])}
     assert house.endpoints.say('plan_boot', **said)['action'] == 'cache'
 
 
@@ -222,29 +269,29 @@ REFUSAL = MessageRefused('host', 'is none')
 
 def test_the_same_is_told_once_an_hour_and_counted_each_time(caplog):
     clock = Clock()
-    known = Refusals(clock)
+    known = RejectedMessages(clock)
     for _time in range(5):
-        known.note('report_warm', REFUSAL, 'one')
+        known.record('report_warm', REFUSAL, 'one')
     assert len(caplog.records) == 1 and known.counts() == {('report_warm', 'host'): 5}
     clock.now += 3599
-    known.note('report_warm', REFUSAL, 'one')
+    known.record('report_warm', REFUSAL, 'one')
     assert len(caplog.records) == 1
     clock.now += 2
-    known.note('report_warm', REFUSAL, 'one')
-    known.note('report_warm', REFUSAL, 'two')
-    known.note('report_boot', REFUSAL, 'one')
+    known.record('report_warm', REFUSAL, 'one')
+    known.record('report_warm', REFUSAL, 'two')
+    known.record('report_boot', REFUSAL, 'one')
     assert [record.getMessage().partition(' is ')[0] for record in caplog.records[1:]] == [
         'host one: report_warm', 'host two: report_warm', 'host one: report_boot']
     assert 'number 7 since' in caplog.records[1].getMessage()
 
 
 def test_names_that_are_made_up_fill_neither_memory_nor_log(caplog, monkeypatch):
-    monkeypatch.setattr(doorkeeper, '_MOST_TOLD', 20)
-    known = Refusals(Clock())
+    monkeypatch.setattr(rejected, '_MOST_LOGGED', 20)
+    known = RejectedMessages(Clock())
     for number in range(500):
-        known.note('report_warm', REFUSAL, f'host-{number}')
+        known.record('report_warm', REFUSAL, f'host-{number}')
     assert known.counts() == {('report_warm', 'host'): 500}
-    assert len(caplog.records) == 21 and len(known._told) == 20
+    assert len(caplog.records) == 21 and len(known._logged) == 20
     assert 'password of [bootcache]transport_url' in caplog.records[-1].getMessage()
 
 
@@ -261,8 +308,8 @@ def test_a_text_becomes_one_line():
 def test_an_operators_wish_that_cannot_be_is_no_lie(house):
     with pytest.raises(exception.RequestRefused):
         house.endpoints.say('evict_image', image_id=IMAGE, hosts=None)
-    assert house.refusals.counts() == {}
+    assert house.rejected.counts() == {}
 
 
 def test_an_id_without_dashes_is_one():
-    assert arguments.image_id('image_id', IMAGE.replace('-', '').upper()) == IMAGE
+    assert fields.IMAGE_ID(IMAGE.replace('-', '').upper()) == IMAGE

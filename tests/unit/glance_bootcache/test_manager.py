@@ -12,6 +12,8 @@ from fakes_manager import failed, until
 
 from bootcache import exception
 from bootcache.manifest import ImageState, Manifest, Standing
+from bootcache.rpc.messages import PlanBoot
+from bootcache.rpc.report import HostReport
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -164,7 +166,7 @@ def test_deleted_while_a_server_reads_from_its_base(house):
     house.manager.forget(IMAGE)
     base = house.store.load(IMAGE).made.base_path
     assert os.path.exists(base) and house.state(IMAGE) == 'skipped'
-    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'stock'
     house.exporter.readers.clear()
     house.manager.retiring.retry()
     assert house.state(IMAGE) is None and not os.path.exists(base)
@@ -328,14 +330,14 @@ def test_a_deleted_images_base_stays_while_nova_has_servers_of_it(house, away):
 def test_a_deleted_images_base_stays_while_a_host_says_that_it_needs_it(house):
     """Nova does not tell of a server that was deleted softly, and nobody reads its base."""
     ready(house)
-    house.needs.note('one', {'needs': [IMAGE]})
-    house.needs.note('of an earlier version', {})
+    house.needs.note('one', HostReport(needs=frozenset([IMAGE])))
+    house.needs.note('of an earlier version', HostReport())
     base = house.store.load(IMAGE).made.base_path
     del house.images.images[IMAGE]
     house.manager.forget(IMAGE)
     house.manager.retiring.retry()
     assert house.state(IMAGE) is ImageState.SKIPPED and os.path.exists(base)
-    house.needs.note('one', {'needs': []})
+    house.needs.note('one', HostReport(needs=frozenset()))
     house.manager.retiring.retry()
     assert house.state(IMAGE) is None and not os.path.exists(base)
 
@@ -389,7 +391,7 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     house.boots.gate.clear()
     house.manager.consider(IMAGE, forced=True)
     until(lambda: len(house.boots.jobs) == 2, 'the second profile boot')
-    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'cache' and answer['cache_image'] == older
     house.boots.fails = failed('no flavor')
     house.boots.gate.set()
@@ -397,4 +399,4 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     document = house.operators.get_image(IMAGE)
     assert document['state'] == 'ready' and 'no flavor' in document['reason']
     assert document['cache_image'] == older
-    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['cache_image'] == older
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['cache_image'] == older

@@ -9,6 +9,7 @@ from fakes_manager import PATIENCE, SIZE, until
 
 from bootcache import exception
 from bootcache.manifest import Standing
+from bootcache.rpc.messages import PlanBoot, ReportBoot, ReportProgress, ServeStored, StoredExport
 from bootcache.workingset import WorkingSet
 from glance_bootcache.storage import transfers
 
@@ -31,7 +32,7 @@ def finish(house):
 
 
 def plan(house, server='server'):
-    return house.hosts.plan_boot(IMAGE, 'host', server, None)
+    return house.hosts.plan_boot(PlanBoot(IMAGE, 'host', server))
 
 
 def test_a_server_boots_cold_from_an_image_that_was_not_known(house):
@@ -85,8 +86,8 @@ def test_an_image_in_hand_boots_cold(house, job):
     assert answer['action'] == 'cold' and answer['watch']
     assert job.host == ''
     # What the server read is not looked at: the profile boot will tell.
-    house.hosts.report_boot(IMAGE, house.store.load(IMAGE).image_hash, 'host', 65536, [[0, 65536]],
-                            'marker', 1.0)
+    house.hosts.report_boot(ReportBoot(IMAGE, house.store.load(IMAGE).image_hash, 'host', 65536,
+                                       [[0, 65536]], 'marker', 1.0))
     assert house.operators.get_working_set(IMAGE) is None
 
 
@@ -96,14 +97,14 @@ def test_an_image_that_waits_for_its_profile_boot_boots_cold(house, job):
     house.manager.consider(other)
     until(lambda: house.store.load(other).made.base_path, 'the base')
     assert house.state(other) == 'pending'
-    assert house.hosts.plan_boot(other, 'host', 'server', None)['action'] == 'cold'
+    assert house.hosts.plan_boot(PlanBoot(other, 'host', 'server'))['action'] == 'cold'
 
 
 def report(house, extents, image_hash=None, granularity=65536, server='server'):
     """A host is asked for a report, and makes it."""
-    house.hosts.plan_boot(IMAGE, 'host', server, None)
-    house.hosts.report_boot(IMAGE, image_hash or house.store.load(IMAGE).image_hash, 'host',
-                            granularity, extents, 'marker', 12.34)
+    house.hosts.plan_boot(PlanBoot(IMAGE, 'host', server))
+    house.hosts.report_boot(ReportBoot(IMAGE, image_hash or house.store.load(IMAGE).image_hash,
+                                       'host', granularity, extents, 'marker', 12.34))
     house.settle()
 
 
@@ -127,8 +128,9 @@ def test_a_cold_boots_report_makes_the_cache_image(house):
 @pytest.mark.parametrize('hash_', ['sha512:00', ''])
 def test_a_report_of_another_content_is_ignored(house, hash_):
     cold(house)
-    house.hosts.report_boot(IMAGE, hash_, 'host', 65536, [[0, 65536]], 'marker', 1.0)
-    house.hosts.report_boot(IMAGE.replace('7', '8', 1), hash_, 'host', 65536, [], 'marker', 1.0)
+    house.hosts.report_boot(ReportBoot(IMAGE, hash_, 'host', 65536, [[0, 65536]], 'marker', 1.0))
+    house.hosts.report_boot(ReportBoot(IMAGE.replace('7', '8', 1), hash_, 'host', 65536, [],
+                                       'marker', 1.0))
     assert house.state(IMAGE) == 'served'
 
 
@@ -164,13 +166,13 @@ def test_three_hosts_at_a_time_are_asked_for_reports(house):
     report(house, [[0, 65536]])
 
     def asked(host):
-        return 'watch' in house.hosts.plan_boot(IMAGE, host, 'server', None)
+        return 'watch' in house.hosts.plan_boot(PlanBoot(IMAGE, host, 'server'))
 
     assert [asked(f'host-{number}') for number in range(5)] == [True] * 3 + [False] * 2
     assert asked('host-1') and not asked('host-4')
     for _server in range(2):
-        house.hosts.report_boot(IMAGE, house.store.load(IMAGE).image_hash, 'host-1', 65536, [],
-                                'marker', 1.0)
+        house.hosts.report_boot(ReportBoot(IMAGE, house.store.load(IMAGE).image_hash, 'host-1',
+                                           65536, [], 'marker', 1.0))
     assert asked('host-4')
 
 
@@ -239,27 +241,26 @@ def test_without_room_on_storage_disk_nothing_is_built(house):
 
 
 def test_stored_bytes_for_settling(house):
-    assert house.hosts.serve_stored(IMAGE) is None
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is None
     cold(house, settle='no')
-    answer = house.hosts.serve_stored(IMAGE)
-    assert answer == {'server': ['storage', 1], 'tls': True, 'export': f'stored-{IMAGE}',
-                      'stored_bytes': SIZE, 'base_export': f'base-{IMAGE}',
-                      'image_hash': house.store.load(IMAGE).image_hash, 'image_format': 'raw',
-                      'signature': '', 'settle': False}
+    answer = house.hosts.serve_stored(ServeStored(IMAGE, 'host'))
+    assert answer == StoredExport(
+        False, ('storage', 1), True, f'stored-{IMAGE}', f'base-{IMAGE}', SIZE,
+        house.store.load(IMAGE).image_hash, 'raw', '')
 
 
 def test_what_is_stored_of_an_image_that_gets_a_signature_is_not_for_settling(house):
     """Nobody has checked it: stock Nova does that, when it makes the full base itself."""
     cold(house)
     house.boots.servers.add(IMAGE)
-    assert house.hosts.serve_stored(IMAGE)['settle'] is True
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is True
     content, facts = house.images.images[IMAGE]
     house.images.images[IMAGE] = content, dataclasses.replace(
         facts, properties={**facts.properties, 'img_signature': 'x'})
     house.manager.consider(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'skipped'
-    assert house.hosts.serve_stored(IMAGE)['settle'] is False
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is False
 
 
 def test_a_deleted_images_servers_find_its_base(house, job):
@@ -276,7 +277,7 @@ def test_a_deleted_images_servers_find_its_base(house, job):
 def test_a_ready_image_is_served(house, job):
     finish(house)
     house.exporter.serving.clear()
-    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'cache' and answer['virtual_bytes'] == SIZE
     assert answer['cache_image'] == house.operators.get_image(IMAGE)['cache_image']
     # An exporter that was restarted, and so was empty, serves it again.
@@ -294,7 +295,7 @@ def test_a_failed_profile_boot_leaves_it_to_servers(house, job):
 
 
 def test_the_profile_boot_itself_records(house, job):
-    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)
+    answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server', job.token))
     assert answer['action'] == 'record' and answer['server'] == ['storage', 1]
     assert set(answer['watch']) == {'quota', 'marker', 'linger', 'silence', 'timeout'}
     assert job.host == 'host'
@@ -303,24 +304,26 @@ def test_the_profile_boot_itself_records(house, job):
 
 @pytest.mark.parametrize('token', ['', 'x', 'f' * 32])
 def test_a_wrong_token_records_nothing(house, job, token):
-    assert house.hosts.plan_boot(IMAGE, 'host', 'server', token)['action'] == 'stock'
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server', token))['action'] == 'stock'
     assert job.host == ''
-    house.hosts.boot_progress(IMAGE, token, 5)
+    house.hosts.report_progress(ReportProgress(IMAGE, token, 5))
     assert job.recorded_bytes == 0
-    house.hosts.report_profile(IMAGE, token, 4096, [[0, 4096]], 'marker', 1.0, '')
+    house.hosts.report_profile(ReportBoot(IMAGE, 'sha512:ab', 'host', 4096, [[0, 4096]], 'marker',
+                                          1.0, token, ''))
     assert job.report is None
 
 
 def test_a_token_is_over_with_its_job(house, job):
     finish(house)
     before = house.operators.get_working_set(IMAGE)
-    assert house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)['action'] == 'stock'
-    house.hosts.report_profile(IMAGE, job.token, 4096, [[8192, 4096]], 'marker', 1.0, '')
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server', job.token))['action'] == 'stock'
+    house.hosts.report_profile(ReportBoot(IMAGE, 'sha512:ab', 'host', 4096, [[8192, 4096]],
+                                          'marker', 1.0, job.token, ''))
     assert house.operators.get_working_set(IMAGE) == before
 
 
 def test_progress_is_shown(house, job):
-    house.hosts.boot_progress(IMAGE, job.token, 12345)
+    house.hosts.report_progress(ReportProgress(IMAGE, job.token, 12345))
     document = house.operators.get_image(IMAGE)
     assert document['in_hand'] is True and document['progress']['recorded_bytes'] == 12345
     assert job.heard_at > 0
@@ -331,13 +334,14 @@ def test_progress_is_shown(house, job):
     (7, [[0, 4096]]), (4096, [[0, 4096], [0]])])
 def test_a_report_outside_the_base_is_refused(house, job, granularity, extents):
     with pytest.raises(exception.InvalidWorkingSet):
-        house.hosts.report_profile(IMAGE, job.token, granularity, extents, 'marker', 1.0, '')
+        house.hosts.report_profile(ReportBoot(IMAGE, 'sha512:ab', 'host', granularity, extents,
+                                              'marker', 1.0, job.token, ''))
     assert job.report is None
 
 
 def test_a_report_is_what_is_built(house, job):
-    house.hosts.report_profile(IMAGE, job.token, 4096, [[8192, 100, 0.0], [0, 1, 0.1]],
-                               'marker', 1.0, '')
+    house.hosts.report_profile(ReportBoot(IMAGE, 'sha512:ab', 'host', 4096, [[8192, 100, 0.0], [0,
+        1, 0.1]], 'marker', 1.0, job.token, ''))
     assert job.changed.is_set()
     finish(house)
     document = house.operators.get_working_set(IMAGE)
@@ -350,7 +354,7 @@ def test_endpoints_hand_on(house, job):
     endpoints = house.endpoints
     upper = IMAGE.upper()
     assert endpoints.plan_boot({}, upper, 'host', 'server', job.token)['action'] == 'record'
-    endpoints.boot_progress({}, IMAGE, job.token, 5)
+    endpoints.report_progress({}, IMAGE, job.token, 5)
     assert job.recorded_bytes == 5
     endpoints.report_boot({}, upper, 'sha512:ab', 'host', 4096, [[0, 4096]], 'stuck', 1.5,
                           profile_token=job.token, line='panic')
@@ -367,7 +371,7 @@ def test_endpoints_hand_on(house, job):
     assert endpoints.get_image({}, IMAGE)['pinned'] is True
     endpoints.promote_image({}, upper)
     assert house.tiers.promoted == [IMAGE]
-    assert endpoints.serve_stored({}, upper)['export'] == f'stored-{IMAGE}'
+    assert endpoints.serve_stored({}, upper, 'host')['export'] == f'stored-{IMAGE}'
     del house.images.images[IMAGE]
     endpoints.image_registered({}, IMAGE)
     assert endpoints.get_image({}, IMAGE)['state'] == 'skipped'

@@ -9,6 +9,7 @@ from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
+from bootcache.rpc.messages import ExchangeWay, ReportExchange
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.exchange.offers import Given
 from glance_bootcache.metrics import Metrics
@@ -31,8 +32,9 @@ def test_sums_are_told(conf):
     given = Given()
     metrics = Metrics(conf, given)
     try:
-        given.note('image', 'cache image', 100, 'two', 'stalled', [('a', 40), ('s', 35)], 25,
-                   {'a': 'one', 's': ''})
+        given.note(ReportExchange('image', 'two', 'file', ExchangeWay.STALLED,
+                                  [('a', 40), ('s', 35)], 25, gives=False),
+                   'cache image', 100, {'a': 'one', 's': ''})
         port = conf.bootcache.metrics_port
         with urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics', timeout=30) as answer:
             lines = answer.read().decode().splitlines()

@@ -19,6 +19,7 @@ from keystoneauth1 import noauth
 from keystoneauth1 import session as ks_session
 
 from bootcache.manifest import Availability
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache import availability, upkeep
 from glance_bootcache.glance.images import Images
 
@@ -88,7 +89,7 @@ def cloud(house):
         house.settle()
         for image in IMAGES[:count]:
             house.operators.pin(image, True)
-            assert house.hosts.plan_boot(image, 'one', 'server', None)['action'] == 'cache'
+            assert house.hosts.plan_boot(PlanBoot(image, 'one', 'server'))['action'] == 'cache'
 
     house.register = register
     house.rounds = lambda seconds: (house.upkeep.once(), house.seconds.sleep(seconds),
@@ -108,7 +109,7 @@ def is_whole(house, image):
 
 
 def action(house, image=IMAGES[0]):
-    return house.hosts.plan_boot(image, 'one', 'server', None)['action']
+    return house.hosts.plan_boot(PlanBoot(image, 'one', 'server'))['action']
 
 
 @pytest.mark.parametrize('count', [1, 3, 20])
@@ -120,7 +121,7 @@ def test_an_address_without_our_glance_forgets_nothing(cloud, count, elsewhere):
     with asked_at(cloud, elsewhere):
         for _day in range(3):
             cloud.rounds(86400)
-            assert cloud.table.report('one', holding(*known))['drop'] == []
+            assert cloud.table.report('one', holding(*known)).drop == ()
         assert cloud.upkeep.recovered
         # Where Glance says that there is no such image nobody gets it.
         assert {action(cloud, image) for image in known} == {'stock'}
@@ -158,10 +159,10 @@ def test_a_deletion_that_glance_notified(cloud, count):
     assert action(cloud) == 'stock' and is_whole(cloud, IMAGES[0])
     cloud.rounds(DELAY - 1)
     assert is_whole(cloud, IMAGES[0])
-    assert cloud.table.report('one', holding(*IMAGES[:count]))['drop'] == []
+    assert cloud.table.report('one', holding(*IMAGES[:count])).drop == ()
     cloud.rounds(1)
     assert cloud.store.load(IMAGES[0]) is None
-    assert cloud.table.report('one', holding(*IMAGES[:count]))['drop'] == [IMAGES[0]]
+    assert cloud.table.report('one', holding(*IMAGES[:count])).drop == (IMAGES[0],)
 
 
 def test_a_deletion_that_glance_notified_before_a_restart(cloud):

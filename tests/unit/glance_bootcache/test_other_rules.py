@@ -6,6 +6,7 @@ import pytest
 
 from bootcache.manifest import Standing
 from bootcache.reasons import Reason
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache import availability
 from glance_bootcache.storage import inspection
 
@@ -38,7 +39,7 @@ def upgraded(house, monkeypatch):
 
 
 def action(house):
-    return house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action']
+    return house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action']
 
 
 def test_what_was_built_is_revoked_and_hosts_let_go(upgraded):

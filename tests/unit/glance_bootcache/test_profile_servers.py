@@ -9,8 +9,9 @@ import pytest
 from fakes_clock import Clock
 from novaclient import exceptions as nova_exceptions
 
-from bootcache import exception, rpcapi
+from bootcache import exception
 from bootcache.properties import Policy
+from bootcache.rpc import messages
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.profileboot import throughnova
@@ -162,12 +163,12 @@ def test_a_server_that_cannot_be_deleted_is_when_nova_is_back(boots, nova, job, 
     nova.away = False
     # Those that are in hand, and servers of others, stay.
     nova.there['mine'] = types.SimpleNamespace(
-        id='mine', metadata={rpcapi.PROFILE_METADATA: 'in hand'})
+        id='mine', metadata={messages.PROFILE_METADATA: 'in hand'})
     nova.there['other'] = types.SimpleNamespace(id='other', metadata={})
     boots.delete_left(lambda: ['in hand'])
     assert sorted(nova.there) == ['mine', 'other']
     nova.there['later'] = types.SimpleNamespace(
-        id='later', metadata={rpcapi.PROFILE_METADATA: 'x'})
+        id='later', metadata={messages.PROFILE_METADATA: 'x'})
     boots.delete_left(list)
     assert 'later' in nova.there, 'nobody looks without need'
 

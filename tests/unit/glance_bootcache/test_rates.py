@@ -1,6 +1,7 @@
 """How much one sender may ask for, and that the others do not come to it."""
 
 import contextlib
+import json
 import types
 
 import oslo_messaging as messaging
@@ -11,8 +12,12 @@ from hypothesis import strategies as st
 from oslo_config import cfg
 
 from bootcache.exception import MessageRefused, TooManyMessages
-from glance_bootcache.door import doorkeeper
-from glance_bootcache.door.doorkeeper import Doorkeeper, LongMessages, Rates, Refusals
+from bootcache.rpc.fields import plain
+from bootcache.rpc.messages import VERSION, ReportBoot
+from glance_bootcache.rpc import messagesize, ratelimit, validation
+from glance_bootcache.rpc.ratelimit import RateLimiter
+from glance_bootcache.rpc.rejected import RejectedMessages
+from glance_bootcache.rpc.validation import ValidatingDispatcher
 
 MIB = 1 << 20
 
@@ -21,7 +26,7 @@ def sends(known, sender, count=1, cost=1.0):
     """Return how many of a sender's messages are read."""
     taken = 0
     for _message in range(count):
-        with contextlib.suppress(TooManyMessages), known.taking(sender, cost):
+        with contextlib.suppress(TooManyMessages), known.admitted(sender, cost):
             taken += 1
     return taken
 
@@ -33,13 +38,13 @@ def clock():
 
 @pytest.fixture
 def known(clock):
-    return Rates(clock)
+    return RateLimiter(clock)
 
 
 def test_one_sender_is_bounded_at_once_and_by_the_second(known, clock):
-    assert sends(known, 'liar', 10_000) == doorkeeper.BURST
+    assert sends(known, 'liar', 10_000) == ratelimit.BURST
     clock.now += 5
-    assert sends(known, 'liar', 10_000) == 5 * doorkeeper.RATE
+    assert sends(known, 'liar', 10_000) == 5 * ratelimit.RATE
 
 
 def test_a_flood_costs_the_others_nothing(known, clock):
@@ -53,9 +58,9 @@ def test_a_flood_costs_the_others_nothing(known, clock):
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 30)), max_size=5))
 def test_no_flood_ever_costs_one_that_keeps_to_its_share(floods):
     clock = Clock()
-    known = Rates(clock)
+    known = RateLimiter(clock)
     assert sends(known, 'honest') == 1
-    clock.now += doorkeeper.ESTABLISHED_SECONDS
+    clock.now += ratelimit.ESTABLISHED_SECONDS
     assert sends(known, 'honest') == 1
     for number, (count, seconds) in enumerate(floods):
         # All of it by one, and each message by another one.
@@ -64,55 +69,55 @@ def test_no_flood_ever_costs_one_that_keeps_to_its_share(floods):
             sends(known, f'made-up-{number}-{name}')
         clock.now += seconds
         # At most what it may.
-        honest = int(min(seconds * doorkeeper.RATE, doorkeeper.BURST))
+        honest = int(min(seconds * ratelimit.RATE, ratelimit.BURST))
         assert sends(known, 'honest', honest) == honest
 
 
 def test_names_that_are_made_up_share_what_new_ones_may(known, clock):
     taken = sum(sends(known, f'made-up-{number}') for number in range(10_000))
-    assert taken == doorkeeper.NEW_BURST
+    assert taken == ratelimit.NEW_BURST
     clock.now += 1
-    assert sum(sends(known, f'other-{number}') for number in range(10_000)) == doorkeeper.NEW_RATE
+    assert sum(sends(known, f'other-{number}') for number in range(10_000)) == ratelimit.NEW_RATE
 
 
 def test_one_that_was_heard_of_for_long_does_not_come_to_that(clock, monkeypatch):
-    monkeypatch.setattr(doorkeeper, '_MOST_SENDERS', 100)
-    known = Rates(clock)
+    monkeypatch.setattr(ratelimit, '_MOST_SENDERS', 100)
+    known = RateLimiter(clock)
     assert sends(known, 'honest') == 1
-    clock.now += doorkeeper.ESTABLISHED_SECONDS
+    clock.now += ratelimit.ESTABLISHED_SECONDS
     assert sends(known, 'honest') == 1
     for number in range(300):
         sends(known, f'made-up-{number}')
     assert sends(known, 'honest', 100) == 100
     # Nor is its place taken, whoever stays for how long.
     for _round in range(4):
-        clock.now += doorkeeper.ESTABLISHED_SECONDS
+        clock.now += ratelimit.ESTABLISHED_SECONDS
         for number in range(300):
             sends(known, f'made-up-{number}')
         assert sends(known, 'honest', 50) == 50
-    assert len(known._new) <= doorkeeper._MOST_SENDERS
-    assert len(known._established) <= doorkeeper._MOST_SENDERS
+    assert len(known._new) <= ratelimit._MOST_SENDERS
+    assert len(known._established) <= ratelimit._MOST_SENDERS
 
 
 def test_the_threads_that_answer_are_not_all_one_senders(known):
     with contextlib.ExitStack() as stack:
-        for _call in range(doorkeeper.MOST_AT_ONCE):
-            stack.enter_context(known.taking('liar'))
+        for _call in range(ratelimit.MOST_AT_ONCE):
+            stack.enter_context(known.admitted('liar'))
         with pytest.raises(TooManyMessages, match='this sender'):
-            stack.enter_context(known.taking('liar'))
+            stack.enter_context(known.admitted('liar'))
         assert sends(known, 'honest') == 1
     assert sends(known, 'liar') == 1, 'they are answered now'
 
 
 def test_nor_all_of_those_that_have_just_come(known, clock):
     assert sends(known, 'honest') == 1
-    clock.now += doorkeeper.ESTABLISHED_SECONDS
+    clock.now += ratelimit.ESTABLISHED_SECONDS
     assert sends(known, 'honest') == 1
     with contextlib.ExitStack() as stack:
-        for number in range(doorkeeper.MOST_NEW_AT_ONCE):
-            stack.enter_context(known.taking(f'made-up-{number}'))
+        for number in range(ratelimit.MOST_NEW_AT_ONCE):
+            stack.enter_context(known.admitted(f'made-up-{number}'))
         with pytest.raises(TooManyMessages, match='just come'):
-            stack.enter_context(known.taking('made-up'))
+            stack.enter_context(known.admitted('made-up'))
         assert sends(known, 'honest') == 1
 
 
@@ -121,24 +126,24 @@ def test_nor_all_of_a_few_that_were_heard_of_for_long(known, clock):
     names = 'honest', 'liar', 'another', 'third'
     for _time in range(2):
         assert [sends(known, name) for name in names] == [1] * 4
-        clock.now += doorkeeper.ESTABLISHED_SECONDS
+        clock.now += ratelimit.ESTABLISHED_SECONDS
     with contextlib.ExitStack() as stack:
         held = 0
         for name in names[1:]:
             with contextlib.suppress(TooManyMessages):
                 while True:
-                    stack.enter_context(known.taking(name))
+                    stack.enter_context(known.admitted(name))
                     held += 1
-        assert held == doorkeeper.MOST_OF_ALL < 64
-        with known.taking('honest'), pytest.raises(TooManyMessages, match='nothing in hand'):
-            stack.enter_context(known.taking('honest'))
+        assert held == ratelimit.MOST_OF_ALL < 64
+        with known.admitted('honest'), pytest.raises(TooManyMessages, match='nothing in hand'):
+            stack.enter_context(known.admitted('honest'))
     assert sends(known, 'third') == 1, 'they are answered now'
 
 
 def test_a_million_extents_are_more_work_than_a_message(known):
-    assert sends(known, 'liar', 100, cost=1 + 1_000_000 / doorkeeper.EXTENTS_OF_ONE) == 3
+    assert sends(known, 'liar', 100, cost=1 + 1_000_000 / validation.EXTENTS_OF_ONE) == 3
     # One that is more than all that it may is read once that has come together.
-    assert sends(Rates(Clock()), 'other', 1, cost=10 * doorkeeper.BURST) == 1
+    assert sends(RateLimiter(Clock()), 'other', 1, cost=10 * ratelimit.BURST) == 1
 
 
 LIAR, HONEST = 'ab' * 16, 'cd' * 16
@@ -153,29 +158,30 @@ class Dispatcher:
 
 @pytest.fixture
 def door(clock):
-    refusals = Refusals(clock)
-    keeper = Doorkeeper(Dispatcher(), refusals, Rates(clock))
+    rejected = RejectedMessages(clock)
+    dispatcher = ValidatingDispatcher(Dispatcher(), rejected, RateLimiter(clock))
 
     def ask(secret, host='liar', method='report_holdings', count=1, queue=None, **said):
         answered = []
         for _message in range(count):
             incoming = types.SimpleNamespace(
-                message={'method': method, 'args': said or {'host': host, 'report': None}},
+                message={'version': VERSION, 'method': method, 'args': said or {'host': host,
+                    'report': None}},
                 ctxt={} if secret is None else {'sender': secret}, client_timeout=None,
                 reply_q=queue)
             try:
-                answered.append(keeper.dispatch(incoming))
+                answered.append(dispatcher.dispatch(incoming))
             except messaging.ExpectedException as expected:
                 assert isinstance(expected.exc_info[1], MessageRefused)
         return len(answered)
 
-    return types.SimpleNamespace(ask=ask, counts=refusals.counts)
+    return types.SimpleNamespace(ask=ask, counts=rejected.counts)
 
 
 def test_who_speaks_in_anothers_name_takes_nothing_from_it(door, caplog):
-    assert door.ask(LIAR, host='honest', count=2000) == doorkeeper.BURST
+    assert door.ask(LIAR, host='honest', count=2000) == ratelimit.BURST
     assert door.ask(HONEST, host='honest') == 1
-    assert door.counts() == {('report_holdings', 'message'): 2000 - doorkeeper.BURST}
+    assert door.counts() == {('report_holdings', 'message'): 2000 - ratelimit.BURST}
     assert caplog.text.count('too many of this sender') == 1, 'told once'
 
 
@@ -190,11 +196,11 @@ def test_a_name_of_a_queue_that_can_be_guessed_takes_nothing_from_who_has_it(doo
 
 @pytest.mark.parametrize('secret', [None, '', 'ab' * 15, 'AB' * 16, 'x' * 100_000, ['ab' * 16], 7])
 def test_what_has_no_secret_is_counted_by_the_host_that_it_names(door, secret):
-    assert door.ask(secret, host='liar', count=2000) == doorkeeper.BURST
+    assert door.ask(secret, host='liar', count=2000) == ratelimit.BURST
     assert door.ask(secret, host='honest') == 1
     # What names none is of one sender, and processes of ours have a secret.
     image = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-    assert door.ask(secret, method='promote_image', count=600, image_id=image) == doorkeeper.BURST
+    assert door.ask(secret, method='promote_image', count=600, image_id=image) == ratelimit.BURST
     assert door.ask(HONEST, method='promote_image', image_id=image) == 1
 
 
@@ -203,20 +209,33 @@ def test_no_more_is_read_ahead_than_there_is_time_for():
     conf([], default_config_files=[], default_config_dirs=[])
     transport = messaging.get_rpc_transport(conf, url='rabbit://nobody@127.0.0.1:1/')
     try:
-        doorkeeper.get_server(transport, 'here', object(), Refusals())
-        assert conf.oslo_messaging_rabbit.rabbit_qos_prefetch_count == doorkeeper.MOST_AHEAD
+        validation.get_server(transport, 'here', object(), RejectedMessages())
+        assert conf.oslo_messaging_rabbit.rabbit_qos_prefetch_count == validation.MOST_AHEAD
     finally:
         transport.cleanup()
 
 
 def test_of_long_messages_so_much_is_read(clock):
-    read = LongMessages(clock).bounded
+    read = messagesize.BoundedReader(clock).read
     long, usual = b' ' * (8 * MIB - 2) + b'[]', b'[1]'
-    most = doorkeeper.LONG_BURST // len(long)
+    most = messagesize.LONG_BURST // len(long)
     assert [read(long) for _message in range(most)] == [[]] * most
-    assert doorkeeper.TOO_MANY_LONG in read(long)['oslo.message']
+    assert messagesize.TOO_MANY_LONG in read(long)['oslo.message']
     # The others are read meanwhile.
     assert read(usual) == [1]
-    clock.now += len(long) / doorkeeper.LONG_RATE
+    clock.now += len(long) / messagesize.LONG_RATE
     assert read(long) == []
-    assert doorkeeper.TOO_MANY_LONG in read(long)['oslo.message']
+    assert messagesize.TOO_MANY_LONG in read(long)['oslo.message']
+
+
+def test_the_longest_report_of_a_boot_is_read():
+    """2 GiB in pieces of 4 KiB, of an image of 900 GiB; as oslo.messaging sends it."""
+    # As the recorder rounds, for a boot that takes minutes.
+    extents = [[(900 << 30) - number * 4096, 4096, 900.123]
+               for number in range(1, (2 << 30) // 4096 + 1)]
+    message = ReportBoot('0' * 36, 'sha512:' + '0' * 128, 'x' * 255, 4096, extents, 'timeout',
+                         999.9,
+                         server_id='0' * 36)
+    body = json.dumps({'oslo.version': '2.0', 'oslo.message': json.dumps(
+        {'method': message.method, 'args': plain(message), 'version': VERSION})})
+    assert messagesize.LONGEST_BYTES * 0.9 < len(body) + MIB / 16 < messagesize.LONGEST_BYTES

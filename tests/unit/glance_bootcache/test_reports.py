@@ -9,6 +9,8 @@ from fakes_clock import Clock
 
 from bootcache import exception
 from bootcache.reasons import Reason
+from bootcache.rpc.messages import PlanBoot
+from bootcache.rpc.report import HostReport
 from glance_bootcache.images import reportedboots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -23,14 +25,14 @@ def cold(house, monkeypatch):
     house.restart()
     for image in (IMAGE, OTHER):
         house.images.put(image)
-        house.hosts.plan_boot(image, 'host', 'server', None)
+        house.hosts.plan_boot(PlanBoot(image, 'host', 'server'))
         house.settle()
     house.clock.now += house.hosts._patience
     return house
 
 
 def ask(house, host='host', image=IMAGE, server='server', owner=''):
-    return house.hosts.plan_boot(image, host, server, None, owner)
+    return house.hosts.plan_boot(PlanBoot(image, host, server, None, owner))
 
 
 def report(house, extents, host='host', image=IMAGE, ended_by='marker', server=''):
@@ -52,7 +54,7 @@ def test_a_report_that_nobody_asked_for_is_not_looked_at(cold, caplog):
         assert report(cold, [[0, 65536]]) is None
     assert cold.state(IMAGE) == 'served' and cold.qemu.builds == []
     report(cold, [[0, 65536]])
-    assert cold.refusals.counts() == {('report_boot', 'image_id'): 2}
+    assert cold.rejected.counts() == {('report_boot', 'image_id'): 2}
     assert caplog.text.count('no report of that server\'s boot was asked for') == 1, 'once an hour'
     # It reads like no attack: after a restart of this service honest hosts come to it.
     assert 'report_boot is not looked at, as a restart of this service, or' in caplog.text
@@ -83,7 +85,7 @@ def test_it_counts_for_the_host_and_the_image_that_were_asked_for(cold, host, im
 
 def test_servers_that_start_together_report_each(cold):
     for host in ('one', 'two', 'three'):
-        cold.table.report(host, {})
+        cold.table.report(host, HostReport())
         assert ask(cold, host, server=f'on-{host}')['watch']
     assert report(cold, [[0, 65536]], 'one') == 1
     assert report(cold, [[0, 65536], [131072, 65536]], 'two') == 1
@@ -121,7 +123,7 @@ def test_one_server_alone_never_makes_a_working_set_larger(cold, caplog):
 def test_two_servers_of_one_host_do_not_confirm_each_other_where_there_are_more(cold, caplog):
     """Their reads are in one growing store."""
     for host in ('host', 'elsewhere'):
-        cold.table.report(host, {})
+        cold.table.report(host, HostReport())
     assert boot(cold, [KNOWN]) == 1
     with caplog.at_level('INFO'):
         for number in range(3):

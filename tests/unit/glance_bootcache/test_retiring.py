@@ -8,6 +8,7 @@ from fakes_clock import Clock
 
 from bootcache.manifest import Availability, Made, Manifest, Standing, Wished
 from bootcache.reasons import Cause, Reason
+from bootcache.rpc.report import HostReport
 from glance_bootcache.images import retiring as module
 from glance_bootcache.images.retiring import Retiring
 
@@ -96,7 +97,7 @@ def test_many_hosts_are_not_all_named(house, monkeypatch):
     monkeypatch.setattr(module, '_MOST_SHOWN', 2)
     house.store.put(Manifest(IMAGES[0], Standing.DONE))
     for host in 'cab':
-        house.needs.note(host, {'needs': [IMAGES[0]]})
+        house.needs.note(host, HostReport(needs=frozenset([IMAGES[0]])))
     assert house.operators.get_image(IMAGES[0])['kept_for'] == ['host a', 'host b', '1 more']
 
 

@@ -13,6 +13,7 @@ from fakes_manager import until
 
 from bootcache import savefile
 from bootcache.manifest import Availability, Manifest, Standing
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images import retriedlooks
 from glance_bootcache.images.retriedlooks import RetriedLooks
 
@@ -102,7 +103,7 @@ def test_an_image_that_is_not_given_out_any_more(house, disk, change):
     house.again()
     manifest = house.store.load(IMAGE)
     assert manifest is None if change == 'deleted' else manifest.standing is Standing.SKIPPED
-    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] in ('stock', 'wait')
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] in ('stock', 'wait')
 
 
 def test_an_image_that_fewer_people_see(house, disk):
@@ -137,7 +138,7 @@ def test_an_operator_is_told(house, disk):
 def test_a_server_that_boots_goes_on_waiting_for_its_base(house, disk):
     disk.is_full = True
     house.images.put(IMAGE)
-    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'wait'
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'wait'
     house.settle()
     disk.is_full = False
     house.again()

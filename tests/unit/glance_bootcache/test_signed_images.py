@@ -18,6 +18,7 @@ from bootcache.ceph import places
 from bootcache.ceph.rbd import Rbd
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Reason
+from bootcache.rpc.messages import PlanBoot, ServeStored
 from glance_bootcache import decisions
 from glance_bootcache.images import cephbases
 from glance_bootcache.images.signatures import ImageSignatures
@@ -49,7 +50,7 @@ def house(house, monkeypatch):
 
 
 def offered(house):
-    return house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    return house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
 
 
 @pytest.mark.parametrize('kind', ['RSA-PSS', 'ECC_SECP384R1'])
@@ -60,8 +61,9 @@ def test_a_right_signature_is_served_with_what_it_was_verified_by(house, kind, h
     assert manifest.standing is Standing.DONE, manifest.reason
     answer = offered(house)
     assert answer['action'] == 'cache' and answer['signature'] == manifest.made.signature != ''
-    assert house.hosts.serve_stored(IMAGE)['signature'] == manifest.made.signature
-    assert house.hosts.serve_stored(IMAGE)['settle'] is True
+    assert house.hosts.serve_stored(
+        ServeStored(IMAGE, 'host')).signature == manifest.made.signature
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is True
 
 
 def test_of_an_unsigned_image_nobody_says_that_it_was_verified(house):
@@ -173,7 +175,7 @@ def test_an_image_that_gets_another_signature_is_verified_again_in_its_place(hou
     after = house.put(wrong(again))
     assert after.standing is Standing.SKIPPED and after.made.cache_image is None
     assert offered(house)['action'] == 'stock'
-    assert house.hosts.serve_stored(IMAGE)['settle'] is False
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is False
 
 
 def test_an_image_that_gets_one_later_is_not_served_until_it_is_verified(house):
@@ -182,7 +184,7 @@ def test_an_image_that_gets_one_later_is_not_served_until_it_is_verified(house):
     manifest = house.put(house.signer.sign(CONTENT))
     assert manifest.made.base_path and decisions.is_unverified(manifest)
     assert offered(house)['action'] == 'stock' and offered(house)['signature'] == ''
-    assert house.hosts.serve_stored(IMAGE)['settle'] is False
+    assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is False
 
 
 def test_one_that_loses_it_is_served_as_any_other(house):
@@ -257,7 +259,7 @@ def test_one_in_ceph_that_gets_a_wrong_signature_is_not_served(in_ceph):
     manifest = in_ceph.put(wrong(in_ceph.signer.sign(CONTENT)))
     assert manifest.standing is Standing.SKIPPED and 'not what was signed' in manifest.reason
     assert offered(in_ceph)['action'] == 'stock'
-    assert in_ceph.hosts.serve_stored(IMAGE)['settle'] is False
+    assert in_ceph.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is False
 
 
 def test_a_verifier_of_an_unknown_kind_is_an_error_of_ours():

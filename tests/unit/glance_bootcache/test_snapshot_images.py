@@ -9,6 +9,7 @@ import pytest
 
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Cause, Reason
+from bootcache.rpc.messages import PlanBoot, ReportBoot
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.decisions import ImageAction
@@ -37,7 +38,7 @@ def parent(house):
 
 
 def ask(house, image=CHILD, server='server'):
-    answer = house.hosts.plan_boot(image, 'host', server, None)
+    answer = house.hosts.plan_boot(PlanBoot(image, 'host', server))
     house.settle()
     return answer
 
@@ -102,8 +103,8 @@ def test_its_own_first_boots_extend_it(parent):
     for server in ('one', 'two'):
         assert ask(parent, server=server)['watch']
         manifest = parent.store.load(CHILD)
-        parent.hosts.report_boot(CHILD, manifest.made.base_hash, 'host', 65536,
-                                 [[131072, 65536, 0.1]], 'marker', 1.0, server_id=server)
+        parent.hosts.report_boot(ReportBoot(CHILD, manifest.made.base_hash, 'host', 65536, [[131072,
+            65536, 0.1]], 'marker', 1.0, server_id=server))
         parent.settle()
     manifest = parent.store.load(CHILD)
     assert manifest.made.working_set.version == 2
@@ -117,10 +118,10 @@ def test_servers_wait_for_its_cache_image_not_for_ever(parent, monkeypatch):
     answers = []
 
     def building():
-        answers.append(parent.hosts.plan_boot(CHILD, 'host', 'server', None))
+        answers.append(parent.hosts.plan_boot(PlanBoot(CHILD, 'host', 'server')))
         [job] = parent.manager.jobs._jobs.values()
         job.wait_for_build(0.0)
-        answers.append(parent.hosts.plan_boot(CHILD, 'host', 'server', None))
+        answers.append(parent.hosts.plan_boot(PlanBoot(CHILD, 'host', 'server')))
 
     parent.qemu.building = building
     ask(parent)

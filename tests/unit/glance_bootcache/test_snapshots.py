@@ -13,6 +13,7 @@ from oslo_utils.fixture import uuidsentinel
 
 from bootcache import exception
 from bootcache.manifest import Made, Manifest
+from bootcache.rpc.messages import BeginSnapshot, SnapshotProgress
 from bootcache.util import logthrottle
 from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import ImageStanding
@@ -42,15 +43,15 @@ def house(storage_conf, database):
 
     def ask(what, wanted, **named):
         deadline = time.monotonic() + 20
-        while wanted not in (told := what(**named)) and 'refused' not in told:
+        while not getattr(told := what(**named), wanted) and not told.refused:
             assert time.monotonic() < deadline, told
             time.sleep(0.01)
         return told
 
     house.restart = restart
     house.begin = lambda snapshot=SNAPSHOT, token=TOKEN, host='one', image=IMAGE: ask(
-        house.jobs.begin, 'export', image_id=image, snapshot_id=snapshot, host=host,
-        certificate='CN=one', token=token, virtual_bytes=512)
+        house.jobs.begin, 'export', message=BeginSnapshot(image, snapshot, host, 'CN=one', token,
+                                                          512))
     house.finish = lambda wanted='url': ask(house.jobs.finish, wanted, snapshot_id=SNAPSHOT,
                                             token=TOKEN)
     house.upload = lambda: ask(house.jobs.upload, 'uploaded', snapshot_id=SNAPSHOT, token=TOKEN)
@@ -70,10 +71,10 @@ def house(storage_conf, database):
 
 def test_from_the_first_to_the_last(house):
     told = house.begin()
-    assert told['export'].startswith('snapshot-') and len(told['export']) > 40
+    assert told.export.startswith('snapshot-') and len(told.export) > 40
     assert house.stages() == [Stage.BEGUN] and house.begin() == told
-    assert house.finish() == {'url': 'rbd://x'} and house.stages() == [Stage.FINISHED]
-    assert house.finish() == {'url': 'rbd://x'}
+    assert house.finish() == SnapshotProgress(url='rbd://x') and house.stages() == [Stage.FINISHED]
+    assert house.finish() == SnapshotProgress(url='rbd://x')
     house.standing = ImageStanding.HAS
     house.jobs.once()
     house.jobs.once()
@@ -88,7 +89,7 @@ def test_what_fails_is_told_and_removed(house, step, error, caplog):
     told = house.begin()
     if step == 'finish':
         told = house.finish()
-    assert told == {'refused': str(error)}
+    assert told == SnapshotProgress(refused=str(error))
     house.until_stages()
     assert ('give_up' in house.sends.did) is (step != 'choose')
     # What is always so here is no warning.
@@ -103,20 +104,21 @@ def test_one_that_leaves_others_no_room_is_given_up(house):
     assert house.stages() == [Stage.BEGUN]
     house.sends.fails['room'] = exception.StorageNodeFull('/glance has 5 bytes left')
     house.jobs.once()
-    assert house.finish() == {'refused': '/glance has 5 bytes left'}
+    assert house.finish() == SnapshotProgress(refused='/glance has 5 bytes left')
     house.until_stages()
     assert 'give_up' in house.sends.did
 
 
 def test_an_error_of_our_own_is_told_and_removed(house):
     house.sends.fails['begin'] = KeyError('a bug')
-    assert 'refused' in house.begin()
+    assert house.begin().refused
     house.until_stages()
 
 
 def test_what_is_given_up_while_it_begins(house):
     house.sends.goes_on.clear()
-    assert house.jobs.begin(IMAGE, SNAPSHOT, 'one', 'CN=one', TOKEN, 512) == {}
+    assert house.jobs.begin(
+        BeginSnapshot(IMAGE, SNAPSHOT, 'one', 'CN=one', TOKEN, 512)) == SnapshotProgress()
     house.jobs.abandon(SNAPSHOT, TOKEN)
     house.sends.goes_on.set()
     house.until_stages()
@@ -144,16 +146,16 @@ def held(house, tmp_path):
     (tmp_path / 'work').write_bytes(b'the disk')
     house.sends.stored = Stored(path=str(tmp_path / 'work'))
     house.begin()
-    assert house.finish('upload') == {'upload': True} == house.finish('upload')
+    assert house.finish('upload') == SnapshotProgress(upload=True) == house.finish('upload')
     assert house.stages() == [Stage.BEGUN], 'a crash finds it'
     return house
 
 
 def test_one_that_no_store_registers_is_uploaded_when_its_host_says_so(held):
-    assert held.jobs.upload(SNAPSHOT, 'e' * 32) == {'refused': 'another host sends it'}
-    assert held.jobs.upload(IMAGE, TOKEN)['refused']
+    assert held.jobs.upload(SNAPSHOT, 'e' * 32) == SnapshotProgress(refused='another host sends it')
+    assert held.jobs.upload(IMAGE, TOKEN).refused
     assert not held.uploads.took
-    assert held.upload() == {'uploaded': True} == held.upload()
+    assert held.upload() == SnapshotProgress(uploaded=True) == held.upload()
     assert held.uploads.took == {SNAPSHOT: b'the disk'} and held.stages() == []
     assert held.sends.did[-1] == 'settled'
     assert held.jobs.abandon(SNAPSHOT, TOKEN)
@@ -163,7 +165,7 @@ def test_one_that_no_store_registers_is_uploaded_when_its_host_says_so(held):
 
 def test_one_that_glance_does_not_take_is_removed(held):
     held.uploads.fails = RuntimeError('413: it is full')
-    assert '413' in held.upload()['refused']
+    assert '413' in held.upload().refused
     held.until_stages()
     assert held.sends.did[-1] == 'give_up'
 
@@ -173,7 +175,7 @@ def test_one_that_glance_does_not_take_is_removed(held):
     (ImageStanding.TAKING, True, 'finish')])
 def test_a_crash_while_it_is_uploaded(held, database, standing, stays, done):
     held.uploads.goes_on.clear()
-    assert held.jobs.upload(SNAPSHOT, TOKEN) == {}
+    assert held.jobs.upload(SNAPSHOT, TOKEN) == SnapshotProgress()
     assert held.uploads.begun.wait(10) and held.stages() == [Stage.UPLOADING]
     records = Records(database)
     held.uploads.goes_on.set()
@@ -209,7 +211,7 @@ def test_a_host_that_says_nothing_while_it_is_held(held):
     held.seconds += 1000
     held.jobs.once()
     held.until_stages()
-    assert 'refused' in held.jobs.upload(SNAPSHOT, TOKEN)
+    assert held.jobs.upload(SNAPSHOT, TOKEN).refused
 
 
 @pytest.mark.parametrize('standing, done', [
@@ -248,8 +250,8 @@ def test_one_that_is_over_is_not_begun_anew_by_a_host_that_goes_on_with_it(house
     house.jobs.once()
     house.jobs.once()
     assert house.stages() == []
-    assert 'before' in house.begin()['refused']
-    assert 'refused' in house.finish()
+    assert 'before' in house.begin().refused
+    assert house.finish().refused
     # Nor is one that was given up for silence.
     house.restart()
     house.begin()
@@ -258,7 +260,7 @@ def test_one_that_is_over_is_not_begun_anew_by_a_host_that_goes_on_with_it(house
     house.until_stages()
     house.seconds += 1000
     house.jobs.once()
-    assert 'before' in house.begin()['refused'] and house.stages() == []
+    assert 'before' in house.begin().refused and house.stages() == []
 
 
 @pytest.mark.parametrize('step', ['begin', 'finish'])
@@ -305,22 +307,23 @@ def test_what_no_record_names_is_removed_and_what_one_does_stays(house):
 
 
 def test_who_is_refused(house, storage_conf):
-    assert 'does not have the base' in house.begin(image=SERVER)['refused']
+    assert 'does not have the base' in house.begin(image=SERVER).refused
     house.refusal = 'Nova does not have its server on host one'
-    assert house.begin(uuidsentinel.other)['refused'] == house.refusal
+    assert house.begin(uuidsentinel.other).refused == house.refusal
     house.refusal = ''
     house.begin()
-    assert house.begin(token='e' * 32) == {'refused': 'another host sends it'}
-    assert house.jobs.finish(SNAPSHOT, 'e' * 32) == {'refused': 'another host sends it'}
+    assert house.begin(token='e' * 32) == SnapshotProgress(refused='another host sends it')
+    assert house.jobs.finish(SNAPSHOT,
+                             'e' * 32) == SnapshotProgress(refused='another host sends it')
     house.jobs.abandon(SNAPSHOT, 'e' * 32)
     assert house.stages() == [Stage.BEGUN]
     storage_conf.set_override('snapshots_per_host', 1, 'bootcache')
-    assert 'snapshots_per_host' in house.begin(uuidsentinel.second)['refused']
-    assert 'export' in house.begin(uuidsentinel.second, host='two')
+    assert 'snapshots_per_host' in house.begin(uuidsentinel.second).refused
+    assert house.begin(uuidsentinel.second, host='two').export
     house.certificate = ''
-    assert 'no exporter of its own' in house.begin(uuidsentinel.third, host='three')['refused']
+    assert 'no exporter of its own' in house.begin(uuidsentinel.third, host='three').refused
     storage_conf.set_override('snapshot_exporters', 'common', 'bootcache')
-    assert 'export' in house.begin(uuidsentinel.fourth, host='four')
+    assert house.begin(uuidsentinel.fourth, host='four').export
 
 
 def test_a_record_that_cannot_be_written_changes_nothing(house, database):

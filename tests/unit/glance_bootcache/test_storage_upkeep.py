@@ -8,6 +8,7 @@ from fakes_manager import until
 
 from bootcache import exception
 from bootcache.manifest import Manifest, Standing
+from bootcache.rpc.report import HostReport
 from glance_bootcache.smallca import SmallCA
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -44,7 +45,7 @@ def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, 
         house.images.put(image)
         house.manager.consider(image)
         house.settle()
-        house.needs.note('compute-1', {'needs': images})
+        house.needs.note('compute-1', HostReport(needs=frozenset(images)))
     caplog.set_level(logging.INFO)
     caplog.clear()
     with monkeypatch.context() as patch:

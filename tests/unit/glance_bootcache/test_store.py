@@ -231,7 +231,7 @@ def test_one_that_cannot_be_read_keeps_nobody_from_the_others(store, caplog, dat
     assert again.manifests() == [other] and again.manifests() == [other]
     assert caplog.text.count('symbolic links') == 1
     table = Hosts(again, FakeTiers(None, again), Orders(database))
-    assert table.report('one', holding(IMAGE, OTHER))['drop'] == []
+    assert table.report('one', holding(IMAGE, OTHER)).drop == ()
     os.rename(f'{path}.away', path)
     assert again.manifests() == [other, manifest]
 

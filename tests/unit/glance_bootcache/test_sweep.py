@@ -93,7 +93,7 @@ def test_a_member_that_was_removed_and_no_event_told_of(swept):
     """Glance's list does not show members: they are to be asked for, of shared images only."""
     swept.images.members = {IMAGE: {'one', 'two'}}
     swept.sweep()
-    assert swept.table.report('one', holding(IMAGE))['drop'] == []
+    assert swept.table.report('one', holding(IMAGE)).drop == ()
     swept.images.members = {IMAGE: {'one'}}
     swept.sweep()
-    assert swept.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+    assert swept.table.report('one', holding(IMAGE)).drop == (IMAGE,)

@@ -3,6 +3,8 @@
 What has a wrong form is in test_lies.py.
 """
 
+import dataclasses
+
 import pytest
 from fakes_clock import Clock
 from fakes_hosts import IMAGE, OTHER, holding, ready
@@ -10,6 +12,8 @@ from fakes_manager import SIZE
 
 from bootcache import exception
 from bootcache.exception import InvalidWorkingSet, MessageRefused
+from bootcache.rpc.report import HeldImage, HostReport
+from bootcache.tier import Medium
 from glance_bootcache.hosts import holdings
 from glance_bootcache.images import reportedboots
 
@@ -49,7 +53,7 @@ def test_boots_that_nobody_watches_change_nothing(later, caplog, lie):
         say_booted(later, [[0, 65536], [131072, 65536]], **lie)
     assert is_as_before(later)
     field = 'profile_token' if 'profile_token' in lie else 'image_id'
-    assert later.refusals.counts() == {('report_boot', field): 3}
+    assert later.rejected.counts() == {('report_boot', field): 3}
     # The one that was asked for is taken.
     assert later.hosts._expected.hosts(IMAGE) == {'victim'}
 
@@ -67,7 +71,7 @@ def test_extents_that_cannot_be_are_refused_and_counted(later, caplog, extents, 
         say_booted(later, extents, granularity=granularity)
     assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
     assert is_as_before(later)
-    assert later.refusals.counts() == {('report_boot', 'extents'): 1}
+    assert later.rejected.counts() == {('report_boot', 'extents'): 1}
     assert 'host liar: report_boot is refused: extents: ' in caplog.text
 
 
@@ -86,17 +90,17 @@ def test_a_base_that_is_gone_is_one_line_to_a_host_that_asks_for_it(later, caplo
 
 def test_images_that_are_not_there_are_neither_booted_nor_served_nor_warm(house):
     for image in (IMAGE, OTHER):
-        for method, more in (('serve_stored', {}), ('promote_image', {}),
-                             ('boot_progress', {'profile_token': TOKEN, 'recorded_bytes': 5}),
+        for method, more in (('serve_stored', {'host': 'liar'}), ('promote_image', {}),
+                             ('report_progress', {'profile_token': TOKEN, 'recorded_bytes': 5}),
                              ('report_warm', {'host': 'liar', 'outcome': 'cached', 'reason': ''})):
             assert house.endpoints.say(method, image_id=image, **more) is None
         house.endpoints.say('report_boot', image_id=image, image_hash='sha512:ab', host='liar',
                             granularity=4096, extents=[[0, 4096]], ended_by='marker',
                             boot_seconds=1.0)
     assert house.store.manifests() == [] and house.tiers.promoted == []
-    assert house.refusals.counts() == {
+    assert house.rejected.counts() == {
         ('report_warm', 'host'): 2, ('report_boot', 'image_id'): 2,
-        ('boot_progress', 'profile_token'): 2}
+        ('report_progress', 'profile_token'): 2}
 
 
 def test_a_host_is_warm_only_where_it_was_asked_to_be(later, caplog):
@@ -108,7 +112,7 @@ def test_a_host_is_warm_only_where_it_was_asked_to_be(later, caplog):
     job, = later.endpoints.say('get_warming', image_id=IMAGE)
     assert {known['outcome'] for known in job['hosts'].values()} == {'waiting'}
     assert later.endpoints.say('get_warming', image_id=OTHER) == []
-    assert later.refusals.counts() == {('report_warm', 'host'): 3}
+    assert later.rejected.counts() == {('report_warm', 'host'): 3}
     # A reason is text for people.
     later.endpoints.say('report_warm', image_id=IMAGE, host='one', outcome='error',
                         reason='a\nb\x1b[2J' + 'x' * 9999)
@@ -123,7 +127,7 @@ def test_a_use_in_the_future_counts_as_now_and_is_told(later, caplog, monkeypatc
     later.endpoints.say('report_holdings', host='liar', report=holding(IMAGE, used=used))
     noted = dict(later.tiers.noted)[IMAGE]
     assert noted <= holdings.time.time()
-    assert later.refusals.counts() == (
+    assert later.rejected.counts() == (
         {('report_holdings', 'report.images.used'): 1} if is_told else {})
     assert ('is the host\'s clock right?' in caplog.text) is is_told
 
@@ -140,7 +144,7 @@ def test_holdings_without_end_are_refused_and_the_ones_before_stay(later):
 def test_names_that_one_sender_makes_up_push_no_host_out(later, caplog, monkeypatch):
     monkeypatch.setattr(holdings, 'MOST_HOSTS', 50)
     later.endpoints.say('report_holdings', host='honest',
-                        report={**holding(IMAGE), 'needs': [IMAGE]})
+                        report=dataclasses.replace(holding(IMAGE), needs=frozenset([IMAGE])))
     refused = 0
     for number in range(2000):
         later.seconds.now += 0.1
@@ -149,7 +153,7 @@ def test_names_that_one_sender_makes_up_push_no_host_out(later, caplog, monkeypa
         except MessageRefused:
             refused += 1
     assert refused == 2000 - 49
-    assert later.refusals.counts() == {('report_holdings', 'host'): refused}
+    assert later.rejected.counts() == {('report_holdings', 'host'): refused}
     assert len(later.table.describe()) == 50 and later.table._held == 50
     assert later.endpoints.say('report_holdings', host='honest', report=None) \
         == {'drop': [], 'resend': False}
@@ -161,8 +165,8 @@ def test_names_that_one_sender_makes_up_push_no_host_out(later, caplog, monkeypa
 def test_an_image_that_a_host_only_says_to_hold_changes_nothing_for_others(later):
     """Neither what is told to go from other hosts, nor the image's state."""
     later.endpoints.say('report_holdings', host='honest', report=holding(IMAGE))
-    lies = {'images': {IMAGE: [0, 'memory', 1 << 62, 1 << 62]}, 'needs': [], 'quotas': {
-        'disk': 1 << 62}}
+    lies = HostReport({IMAGE: HeldImage(0.0, Medium.MEMORY, 1 << 62, 1 << 62)},
+                      {Medium.DISK: 1 << 62}, frozenset())
     later.endpoints.say('report_holdings', host='liar', report=lies)
     assert later.endpoints.say('report_holdings', host='honest', report=None)['drop'] == []
     assert later.store.manifests() == later.before
@@ -176,10 +180,10 @@ def test_that_nothing_is_new_confirms_no_lie_in_the_host_s_name(later):
         later.endpoints.secret = secret
         return later.endpoints.say('report_holdings', host='victim', report=report)
 
-    own = {**holding(IMAGE), 'needs': [IMAGE]}
+    own = dataclasses.replace(holding(IMAGE), needs=frozenset([IMAGE]))
     say('ab' * 16, own)
     assert not say('ab' * 16, None)['resend']
-    say('cd' * 16, {'images': {}, 'needs': [], 'quotas': {}})
+    say('cd' * 16, HostReport(needs=frozenset()))
     said = later.needs._hosts['victim'].seen
     assert say('ab' * 16, None) == {'drop': [], 'resend': True}
     assert later.needs._hosts['victim'].seen == said
@@ -222,7 +226,7 @@ def test_boots_of_servers_that_are_made_up_are_bounded(later):
 def test_what_is_built_is_of_the_images_own_bytes_whatever_is_said(later):
     """A host that lies well: it asks, and says what another one confirms."""
     for host in ('liar', 'accomplice'):
-        later.table.report(host, {})
+        later.table.report(host, HostReport())
         later.endpoints.say('plan_boot', image_id=IMAGE, host=host, server_id=f'on-{host}',
                             profile_token=None)
         say_booted(later, [[0, 65536], [131072, 65536]], host, server_id=f'on-{host}')

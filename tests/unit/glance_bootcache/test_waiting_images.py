@@ -7,6 +7,7 @@ import threading
 import pytest
 from fakes_manager import until
 
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images import jobs
 from glance_bootcache.storage import inspection
 
@@ -36,7 +37,7 @@ def waits(house, image):
 
 def boot(house, image, extents=((0, 4096),)):
     """A server boots, and its host reports it."""
-    answer = house.hosts.plan_boot(image, 'host', 'server', None)
+    answer = house.hosts.plan_boot(PlanBoot(image, 'host', 'server'))
     assert answer['action'] == 'cold' and 'watch' in answer
     house.endpoints.report_boot({}, image, answer['image_hash'], 'host', 65536,
                                 [list(extent) for extent in extents], 'marker', 1.0)
@@ -147,10 +148,10 @@ def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
 
     house.qemu.building = build
     for image in hostile:
-        house.hosts.plan_boot(image, 'host', 'server', None)
+        house.hosts.plan_boot(PlanBoot(image, 'host', 'server'))
     until(lambda: building, 'a build')
     house.qemu.building = lambda: None
-    house.hosts.plan_boot(SECOND, 'host', 'server', None)
+    house.hosts.plan_boot(PlanBoot(SECOND, 'host', 'server'))
     until(lambda: house.store.load(SECOND).made.cache_image, 'the build of another owner')
     assert len(building) == 1
     # One that waits for its turn to be built goes at once, too.

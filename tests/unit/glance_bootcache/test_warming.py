@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+from fakes_hosts import holding
 from fakes_manager import failed
 from fakes_warming import IMAGE, OTHER, done, make_ready, step, tell
 from fakes_warming import ready as ready  # the fixture
@@ -91,7 +92,7 @@ def test_a_host_that_does_not_report_stops_no_other(ready, caplog):
 
 
 def test_a_lost_report_is_made_up_for_by_what_the_host_holds(ready):
-    ready.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})
+    ready.table.report('one', holding(IMAGE))
     ready.seconds.now += 1
     warm(ready, 'racks')
     step(ready)
@@ -99,7 +100,7 @@ def test_a_lost_report_is_made_up_for_by_what_the_host_holds(ready):
     assert outcomes(ready)['racks'] == {'one': 'waiting', 'two': 'waiting'}, 'it is not news'
     ready.seconds.now += 1
     ready.table.report('one', None)
-    ready.table.report('two', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})
+    ready.table.report('two', holding(IMAGE))
     step(ready)
     assert outcomes(ready)['racks'] == {'one': 'existing', 'two': 'cached'}
 
@@ -109,10 +110,10 @@ def test_what_a_host_is_to_let_go_of_does_not_make_it_warm(ready):
     warm(ready, 'edge')
     step(ready)
     ready.seconds.now += 1
-    ready.table.report('three', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})
+    ready.table.report('three', holding(IMAGE))
     step(ready)
     assert done(ready) == [False]
-    ready.table.report('three', {'images': {IMAGE: [1.0, 'disk', 1, 7]}})
+    ready.table.report('three', holding(IMAGE, generation=1))
     step(ready)
     assert outcomes(ready)['edge'] == {'three': 'cached'}
 
@@ -251,7 +252,7 @@ def test_reports_that_nobody_waits_for(ready, host, outcome):
     warm(ready, 'edge')
     step(ready)
     lie()
-    assert sum(ready.refusals.counts().values()) == 2
+    assert sum(ready.rejected.counts().values()) == 2
     tell(ready, 'three', 'cached', image=OTHER)
     assert outcomes(ready) == {'edge': {'three': 'waiting'}}
 
@@ -289,7 +290,7 @@ def test_a_host_that_is_warmed_while_it_waits_for_its_next_attempt(ready):
     step(ready)
     assert done(ready) == [False]
     ready.seconds.now += 1
-    ready.table.report('three', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})
+    ready.table.report('three', holding(IMAGE))
     step(ready)
     assert done(ready) == [True] and outcomes(ready) == {'edge': {'three': 'cached'}}
     step(ready, 600)

@@ -6,6 +6,7 @@ from fakes_warming import ready as ready  # the fixture
 
 from bootcache import exception
 from bootcache.manifest import ImageState
+from bootcache.rpc.messages import PlanBoot, ReportBoot
 from glance_bootcache.warming import runner
 
 # By the policy.
@@ -174,9 +175,9 @@ def test_the_first_boot_of_a_server_makes_it_ready(policy):
     assert policy.state(IMAGE) == 'served'
     scan(policy)
     assert policy.nova.asked == []
-    policy.hosts.plan_boot(IMAGE, 'one', 'server', None)
-    policy.hosts.report_boot(IMAGE, policy.store.load(IMAGE).image_hash, 'one', 65536,
-                             [[0, 65536]], 'marker', 1.0)
+    policy.hosts.plan_boot(PlanBoot(IMAGE, 'one', 'server'))
+    policy.hosts.report_boot(ReportBoot(IMAGE, policy.store.load(IMAGE).image_hash, 'one', 65536,
+                                        [[0, 65536]], 'marker', 1.0))
     policy.settle()
     scan(policy)
     assert policy.nova.asked == [(('one', 'two'), IMAGE)]
@@ -197,7 +198,7 @@ def test_a_failure_never_harms_the_image(policy, fault, caplog):
     manifest = policy.store.load(IMAGE)
     assert (manifest.state, manifest.reason) == (ImageState.READY, '')
     assert not manifest.wished.warm_due
-    assert policy.hosts.plan_boot(IMAGE, 'one', 'server', None)['action'] == 'cache'
+    assert policy.hosts.plan_boot(PlanBoot(IMAGE, 'one', 'server'))['action'] == 'cache'
     asked = len(policy.nova.asked)
     scan(policy)
     assert len(policy.nova.asked) == asked

@@ -8,10 +8,12 @@ import threading
 import types
 
 import pytest
+from fakes_hosts import holding
 from fakes_manager import until
 from glance import notifier as glance_notifier
 
 from bootcache.manifest import ImageState, Manifest, Standing
+from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import manager
 
@@ -26,19 +28,19 @@ def ready(house):
     house.manager.consider(IMAGE)
     house.settle()
     assert plan(house)['action'] == 'cache' and house.exporter.serving[IMAGE][1]
-    assert house.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})['drop'] == []
+    assert house.table.report('one', holding(IMAGE)).drop == ()
     return house
 
 
 def plan(house):
-    return house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    return house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
 
 
 def given_out(house):
     """Whether anything of the cache image is: in an answer, by the exporter, or on a host."""
     # First of all: asking for a boot serves the base again.
     served = house.exporter.serving.get(IMAGE, (None, None))[1] is not None
-    assert house.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})['drop'] == [IMAGE]
+    assert house.table.report('one', holding(IMAGE)).drop == (IMAGE,)
     answer = plan(house)
     return served or answer['action'] not in ('stock', 'wait') or 'cache_image' in answer
 
@@ -108,7 +110,7 @@ def test_a_cache_image_of_another_content_is_not_served(ready):
     ready.images.put(IMAGE, content=b'\1' * (1 << 20))
     ready.manager.consider(IMAGE)
     until(lambda: len(ready.boots.jobs) == 2, 'the second profile boot')
-    answer = ready.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    answer = ready.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'cold'
 
 
@@ -197,7 +199,7 @@ def test_a_member_less(ready):
     ready.notify('image.member.delete', {'image_id': IMAGE, 'member_id': 'project'})
     generation = ready.store.load(IMAGE).wished.generation
     assert generation > 0
-    assert ready.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})['drop'] == [IMAGE]
+    assert ready.table.report('one', holding(IMAGE)).drop == (IMAGE,)
     answer = plan(ready)
     assert (answer['action'], answer['generation']) == ('cache', generation)
 
@@ -255,5 +257,5 @@ def test_a_lost_manifest_does_not_begin_again_below_what_hosts_hold(ready, monke
     ready.store.save(Manifest(IMAGE, Standing.DONE))
     monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 2e9))
     assert ready.manager.let_go(IMAGE).wished.generation == 2 * 10 ** 9
-    held = {'images': {IMAGE: [1.0, 'disk', 10 ** 9 + 1, 7]}}
-    assert ready.table.report('one', held)['drop'] == [IMAGE]
+    held = holding(IMAGE, generation=10 ** 9 + 1)
+    assert ready.table.report('one', held).drop == (IMAGE,)

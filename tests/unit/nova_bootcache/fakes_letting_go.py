@@ -95,14 +95,14 @@ SERVER = Server(IMAGE, 'disk', '', False, False, False)
 class Away:
     """Stands for a storage service that nobody reaches."""
 
-    def plan_boot(self, *_arguments):
+    def send(self, message):
         raise messaging.MessagingTimeout('nobody')
 
 
 @pytest.fixture
 def decides(host, monkeypatch):
     """Calls something between the decision and what is done by it; the gateway has the base."""
-    host.storage._api = Away()
+    host.storage._client = Away()
     known = host.cache.known
     monkeypatch.setattr(host.cache, 'entry', known)
     monkeypatch.setattr(host.gateway, 'ensure_base', lambda remote: 'base-x')

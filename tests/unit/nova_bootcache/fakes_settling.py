@@ -9,6 +9,7 @@ import pytest
 from fakes_clock import Clock
 
 from bootcache import exception, naming, qemuimg
+from bootcache.rpc.messages import ServeStored
 from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.settling import fullbase, serversbases
@@ -243,7 +244,7 @@ class House:
 
     def serve_stored(self, image_id):
         self.happens('asked', image_id)
-        return self.stored.get(image_id)
+        return ServeStored.read_answer(self.stored.get(image_id))
 
 
 class Move:

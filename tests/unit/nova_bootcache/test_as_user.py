@@ -23,7 +23,7 @@ def make(host, tmp_path, caplog):
 
     Its flavor is too small, which is found when all of that is decided, and before any daemon."""
     def make(server, answer=COLD, token=None, is_moving=False, **asks):
-        host.storage._api = Service(answer)
+        host.storage._client = Service(answer)
         try:
             with caplog.at_level('INFO'):
                 assert not host.chains.make_overlay(

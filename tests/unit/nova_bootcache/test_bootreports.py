@@ -7,8 +7,13 @@ import oslo_messaging as messaging
 import pytest
 from fakes_clock import Clock
 
+from bootcache.rpc.messages import ReportBoot
 from nova_bootcache.recording import bootwatch
 from nova_bootcache.recording.bootwatch import BootReports
+
+
+def booted(number):
+    return ReportBoot(f'image-{number}', 'hash', 'host', 4096, [], 'marker', 1.0)
 
 
 class Service:
@@ -17,7 +22,7 @@ class Service:
     def __init__(self):
         self.error, self.taken, self.asked = None, [], 0
 
-    def report_boot(self, *report):
+    def send(self, report):
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -38,13 +43,13 @@ def service():
 
 @pytest.fixture
 def reports(service, clock):
-    return BootReports(service.report_boot)
+    return BootReports(service.send)
 
 
 def test_a_report_is_sent_at_once_and_once(reports, service):
-    reports.report('image', 'hash')
+    reports.report(booted(0))
     reports.send_again()
-    assert service.taken == [('image', 'hash')] and service.asked == 1
+    assert service.taken == [booted(0)] and service.asked == 1
 
 
 @pytest.mark.parametrize('error', [messaging.MessagingTimeout('x'),
@@ -53,7 +58,7 @@ def test_a_report_is_sent_at_once_and_once(reports, service):
 def test_what_nobody_took_is_sent_again_in_order(reports, service, clock, error):
     service.error = error
     for number in range(3):
-        reports.report('image', number)
+        reports.report(booted(number))
     clock.now += 10
     reports.send_again()
     assert service.asked == 4, 'who does not answer is asked once a round'
@@ -61,13 +66,13 @@ def test_what_nobody_took_is_sent_again_in_order(reports, service, clock, error)
     clock.now += 10
     reports.send_again()
     reports.send_again()
-    assert service.taken == [('image', number) for number in range(3)] and service.asked == 7
+    assert service.taken == [booted(number) for number in range(3)] and service.asked == 7
 
 
 def test_who_does_not_answer_is_asked_less_and_less_often(reports, service, clock):
     """Each try takes its time, and the gateway is looked after by the same thread."""
     service.error = messaging.MessagingTimeout('x')
-    reports.report('image', 0)
+    reports.report(booted(0))
     began, asked = clock.now, []
     while clock.now < began + 2000:
         before = service.asked
@@ -81,20 +86,20 @@ def test_who_does_not_answer_is_asked_less_and_less_often(reports, service, cloc
 
 def test_with_one_that_is_taken_the_rest_follows(reports, service, clock):
     service.error = messaging.MessagingTimeout('x')
-    reports.report('image', 0)
+    reports.report(booted(0))
     for _round in range(20):
         clock.now += 10
         reports.send_again()
     service.error = None
-    reports.report('image', 1)
+    reports.report(booted(1))
     reports.send_again()
-    assert service.taken == [('image', 1), ('image', 0)]
+    assert service.taken == [booted(1), booted(0)]
 
 
 def test_what_is_refused_is_not_sent_again(reports, service, clock, caplog):
     service.error = messaging.MessagingTimeout('x')
-    reports.report('one')
-    reports.report('two')
+    reports.report(booted(1))
+    reports.report(booted(2))
     clock.now += 10
     service.error = messaging.RemoteError('InvalidWorkingSet', 'outside')
     reports.send_again()
@@ -106,26 +111,27 @@ def test_what_is_refused_is_not_sent_again(reports, service, clock, caplog):
 def test_who_reports_hears_of_a_refusal(reports, service):
     service.error = messaging.RemoteError('InvalidWorkingSet', 'outside')
     with pytest.raises(messaging.RemoteError):
-        reports.report('one')
+        reports.report(booted(1))
 
 
 def test_old_reports_are_given_up(reports, service, clock, caplog):
     service.error = messaging.MessagingTimeout('x')
-    reports.report('old')
+    reports.report(booted(1))
     clock.now += 3000
-    reports.report('new')
+    reports.report(booted(2))
     clock.now += 601
     service.error = None
     reports.send_again()
-    assert service.taken == [('new',)] and 'image old: what a boot read is not told' in caplog.text
+    assert service.taken == [booted(
+        2)] and 'image image-1: what a boot read is not told' in caplog.text
 
 
 def test_no_more_than_so_many_wait(reports, service, clock, caplog):
     service.error = messaging.MessagingTimeout('x')
     for number in range(bootwatch._MOST + 2):
-        reports.report(number)
+        reports.report(booted(number))
     assert caplog.text.count('is not told') == 2
     service.error = None
     clock.now += 10
     reports.send_again()
-    assert service.taken == [(number,) for number in range(2, bootwatch._MOST + 2)]
+    assert service.taken == [booted(number) for number in range(2, bootwatch._MOST + 2)]

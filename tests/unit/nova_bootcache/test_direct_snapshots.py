@@ -14,6 +14,7 @@ from nova.virt.libvirt import driver
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_utils.fixture import uuidsentinel
 
+from bootcache.rpc.messages import SnapshotProgress
 from nova_bootcache.novadriver import directsnapshots
 from nova_bootcache.novadriver.directsnapshots import DirectSnapshots, SnapshottingDriver
 from nova_bootcache.snapshots.sender import SentDisk, SnapshotRefused
@@ -35,7 +36,7 @@ class Sent:
 
     def begin(self):
         self._do('begin')
-        return {'disk_format': 'raw'}
+        return SnapshotProgress(disk_format='raw')
 
     def kept(self):
         return threading.Lock()

@@ -26,10 +26,9 @@ class Service:
     def __init__(self, image_hash):
         self.image_hash = image_hash
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
-                  certificate=''):
+    def send(self, message):
         return {'action': 'cold', 'virtual_bytes': MIB, 'server': ['10.0.0.1', 10810],
-                'base_export': f'base-{image_id}-{self.image_hash[-2:]}',
+                'base_export': f'base-{message.image_id}-{self.image_hash[-2:]}',
                 'image_hash': self.image_hash}
 
 
@@ -48,14 +47,14 @@ def evicted(host, monkeypatch):
 
 
 def test_a_server_does_not_start_on_another_content_than_its_disk_was_written_on(evicted):
-    evicted.storage._api = Service(NEW)
+    evicted.storage._client = Service(NEW)
     with pytest.raises(exception.BootcacheError, match=f'another content now .*{NEW}.*{OLD}'):
         evicted.chains.keep_chain(IMAGE)
     assert evicted.served == [] and not os.path.exists(evicted.cache.path(IMAGE))
 
 
 def test_it_starts_when_the_image_has_its_content_again(evicted):
-    evicted.storage._api = Service(OLD)
+    evicted.storage._client = Service(OLD)
     evicted.chains.keep_chain(IMAGE)
     (served,) = evicted.served
     assert served.image_hash == OLD and os.path.exists(evicted.cache.path(IMAGE))
@@ -97,7 +96,7 @@ def test_what_is_here_or_was_used_of_late_is_not_forgotten(host):
 
 
 def test_what_was_evicted_empty_is_not_replaced_by_a_whole_one(evicted):
-    evicted.storage._api = Service(OLD)
+    evicted.storage._client = Service(OLD)
     asked = []
     evicted.storage.ask = lambda *arguments: asked.append(arguments)
     upkeep(evicted).replace_empty()

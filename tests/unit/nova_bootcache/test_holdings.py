@@ -7,14 +7,24 @@ import oslo_messaging as messaging
 import pytest
 from neighbours import Neighbour
 
-from bootcache import certificates, exception, naming, rpcapi
+from bootcache import certificates, exception, naming
 from bootcache.manifest import CacheInfo
-from bootcache.rpcapi import StorageAPI
+from bootcache.rpc import messages
+from bootcache.rpc.messages import HoldingsAnswer, ReportHoldings
+from bootcache.rpc.report import (
+    BaseRead,
+    BasesRead,
+    HeldImage,
+    HostReport,
+    PausedGuest,
+    PausedGuests,
+    UnsettledServers,
+)
 from bootcache.tier import Medium, TierLimits
 from glance_bootcache.smallca import SmallCA
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
-from nova_bootcache.gateway.connections import BaseConnections, BaseStatus
+from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.published import warmth
@@ -38,7 +48,6 @@ class Host:
         self.cache = CacheFiles(os.path.join(directory, 'cache'), os.path.join(directory, 'memory'))
         self.cache.prepare()
         self.storage = Neighbour(self, HostsClient)
-        self.api = Neighbour(self, StorageAPI)
         self.needs, self.room = Neighbour(self, HostNeeds), Neighbour(self, Room)
         self.hostname, self.limits = 'host-1', {Medium.MEMORY: LIMITS, Medium.DISK: LIMITS}
         self.coming = []
@@ -79,11 +88,12 @@ class Host:
                    generation=generation).save(f'{path}.json')
         os.utime(f'{path}.json', (used, used))
 
-    def report_holdings(self, host, report):
+    def send(self, message):
+        assert isinstance(message, ReportHoldings)
         if self.broken is not None:
             raise self.broken
-        self.reports.append((host, report))
-        return self.answers.pop(0) if self.answers else {'drop': [], 'resend': False}
+        self.reports.append((message.host, message.report))
+        return self.answers.pop(0) if self.answers else HoldingsAnswer()
 
     def let_go(self, image_id):
         if image_id == THIRD:
@@ -159,27 +169,27 @@ def test_all_is_told_and_then_only_changes(host, base):
     holdings = PublishedHoldings(host, base)
     holdings.exchange()
     holdings.exchange()
-    everything = {'images': {IMAGE: [1234.5, 'disk', 3, 5], OTHER: [1000.0, 'memory', 0, 5]},
-                  'needs': [], 'unsettled': None, 'rpc': rpcapi.VERSION,
-                  'certificates_end': None, 'bases': {'bases': 0, 'named': []},
-                  'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
+    everything = HostReport(
+        {IMAGE: HeldImage(1234.5, Medium.DISK, 3, 5), OTHER: HeldImage(1000.0, Medium.MEMORY, 0,
+            5)},
+        {Medium.DISK: 1 << 30, Medium.MEMORY: 1 << 30}, frozenset(), paused=PausedGuests(0, ()),
+        bases=BasesRead(0, ()), rpc=messages.VERSION)
     assert host.reports == [('host-1', everything), ('host-1', None)]
     host.cache.touch(IMAGE)
     holdings.exchange()
-    assert host.reports[-1][1]['images'][IMAGE][0] > 1234.5
+    assert host.reports[-1][1].images[IMAGE].last_use > 1234.5
 
 
 def test_how_bases_are_read_is_told_and_first_of_those_that_are_not_answered(host, base):
-    host.bases = [BaseStatus(IMAGE, '10.0.0.5:10810', 'a-0', 900.0, None),
-                  BaseStatus(THIRD, '', '', 950.0, 940.0)]
+    host.bases = [BaseRead(IMAGE, '10.0.0.5:10810', 'a-0', 900.0, None),
+                  BaseRead(THIRD, '', '', 950.0, 940.0)]
     holdings = PublishedHoldings(host, base)
     holdings.exchange()
-    assert host.reports[-1][1]['bases'] == {'bases': 2, 'named': [
-        [THIRD, '', '', 950.0, 940.0], [IMAGE, '10.0.0.5:10810', 'a-0', 900.0, None]]}
-    host.bases = [BaseStatus(IMAGE, 'x', 'a-0', 1.0, None)] * 99
+    assert host.reports[-1][1].bases == BasesRead(2, tuple(reversed(host.bases)))
+    host.bases = [BaseRead(IMAGE, 'x', 'a-0', 1.0, None)] * 99
     holdings.exchange()
-    told = host.reports[-1][1]['bases']
-    assert told['bases'] == 99 and len(told['named']) == 50
+    told = host.reports[-1][1].bases
+    assert told.bases == 99 and len(told.named) == 50
 
 
 def test_when_its_certificates_end_is_told_and_again_once_they_are_renewed(host, base, tmp_path):
@@ -187,13 +197,13 @@ def test_when_its_certificates_end_is_told_and_again_once_they_are_renewed(host,
     host.expiry = certificates.Expiry(ca.issue('host-1', days=20), ['client-cert.pem'])
     holdings = PublishedHoldings(host, base)
     holdings.exchange()
-    assert host.reports[-1][1]['certificates_end'] == pytest.approx(time.time() + 20 * 86400,
+    assert host.reports[-1][1].certificates_end == pytest.approx(time.time() + 20 * 86400,
                                                                     abs=60)
     holdings.exchange()
     assert host.reports[-1][1] is None
     ca.issue('host-1', days=400)
     holdings.exchange()
-    assert host.reports[-1][1]['certificates_end'] > time.time() + 399 * 86400
+    assert host.reports[-1][1].certificates_end > time.time() + 399 * 86400
 
 
 def test_the_bases_that_servers_read_are_told(host, base):
@@ -204,26 +214,27 @@ def test_the_bases_that_servers_read_are_told(host, base):
     host.serving = {THIRD}
     holdings = PublishedHoldings(host, base)
     holdings.exchange()
-    assert host.reports[-1][1]['needs'] == sorted([IMAGE, THIRD])
+    assert host.reports[-1][1].needs == {IMAGE, THIRD}
     host.gateway_error = exception.StorageDaemonError('it does not answer')
     holdings.exchange()
-    assert host.reports[-1][1]['needs'] == [IMAGE]
+    assert host.reports[-1][1].needs == {IMAGE}
     host.unsettled = set()
     holdings.exchange()
-    assert host.reports[-1][1]['needs'] == []
+    assert host.reports[-1][1].needs == frozenset()
 
 
 def test_a_service_that_was_restarted_hears_all_again(host, base):
     host.holds(IMAGE)
     holdings = PublishedHoldings(host, base)
     holdings.exchange()
-    host.answers = [{'drop': [], 'resend': True}]
+    host.answers = [HoldingsAnswer(resend=True)]
     holdings.exchange()
     assert [report is None for _host, report in host.reports] == [False, True, False]
 
 
 @pytest.mark.parametrize('error', [messaging.MessagingTimeout('nobody'),
-                                   messaging.RemoteError('UnsupportedVersion', '1.2')])
+                                   messaging.RemoteError('UnsupportedVersion', '1.2'),
+                                   exception.AnswerInvalid('drop: x')])
 def test_it_is_told_again_after_nobody_heard_it(host, base, error):
     host.holds(IMAGE)
     holdings = PublishedHoldings(host, base)
@@ -236,20 +247,21 @@ def test_it_is_told_again_after_nobody_heard_it(host, base, error):
 
 
 def test_what_is_withdrawn_goes(host, base):
-    host.answers = [{'drop': [IMAGE.upper(), THIRD, 'no image', OTHER], 'resend': False}]
+    host.answers = [HoldingsAnswer((IMAGE, THIRD, OTHER))]
     host.kept = {OTHER}
     PublishedHoldings(host, base).exchange()
     assert host.gone == [IMAGE, OTHER], 'one that fails keeps no other from going'
 
 
 def test_servers_that_wait_are_told_with_those_that_depend_on_bootcache(host, base):
-    told = {'servers': 1, 'named': [['a', 'it is away', 1000]]}
-    known = [None, {'servers': 2, 'named': []}]
+    told = PausedGuests(1, (PausedGuest('a', 'it is away', 1000),))
+    known = [None, UnsettledServers(2, ())]
     holdings = PublishedHoldings(host, base, lambda: known[0], lambda: told)
     holdings.exchange()
-    assert host.reports[-1][1]['unsettled'] is None, 'nobody has looked'
+    assert host.reports[-1][1].unsettled is None, 'nobody has looked'
+    assert host.reports[-1][1].paused == told
     known.pop(0)
     holdings.exchange()
-    assert host.reports[-1][1]['unsettled'] == {'servers': 2, 'named': [], 'waiting': told}
+    assert host.reports[-1][1].unsettled == UnsettledServers(2, ())
     holdings.exchange()
     assert host.reports[-1][1] is None, 'nothing has changed'

@@ -30,13 +30,12 @@ CACHE = {'action': 'cache', 'virtual_bytes': 1 << 30, 'server': ['127.0.0.1', 1]
 
 
 class Service:
-    """Answers ``plan_boot`` with a value or an error."""
+    """Answers messages with a value or an error."""
 
     def __init__(self, answer):
         self.answer = answer
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
-                  certificate=''):
+    def send(self, message):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -55,7 +54,7 @@ def host(tmp_path):
 
 
 def goes_stock(host, answer, tmp_path, caplog, root_bytes=2 << 30):
-    host.storage._api = Service(answer)
+    host.storage._client = Service(answer)
     with caplog.at_level('INFO'):
         made = host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'),
                                         root_bytes, False)
@@ -98,7 +97,7 @@ def test_no_fault_of_the_service_fails_a_boot(host, tmp_path, caplog, answer):
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(host, tmp_path):
     """The stock way gets all of the image, refuses the server, and leaves the host with a base."""
-    host.storage._api = Service(CACHE)
+    host.storage._client = Service(CACHE)
     with pytest.raises(exception.FlavorTooSmall) as refused:
         host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), 1 << 20, False)
     assert (refused.value.flavor_bytes, refused.value.image_bytes) == (1 << 20, 1 << 30)
@@ -131,7 +130,7 @@ def test_all_that_is_said_of_a_gateway_that_nobody_started_names_the_cure(host, 
                         'gateway_socket': str(tmp_path / 'run' / 's')}.items():
         conf.set_override(name, value, 'bootcache')
     host = ComputeHost(conf, str(tmp_path / 'cache'))
-    host.storage._api = Service(messaging.MessagingTimeout('x'))
+    host.storage._client = Service(messaging.MessagingTimeout('x'))
     CacheEntry(Remote(IMAGE, '127.0.0.1', 1, 'base-x'), None, 'ab', 1 << 30).save(
         f'{host.cache.path(IMAGE)}.json')
     HostUpkeep(host, types.SimpleNamespace(exchange=lambda: '')).once()
@@ -146,7 +145,7 @@ def test_before_the_driver_is_started(host, tmp_path):
 
 
 def test_nobody_is_asked_where_stock_is_sure(host, tmp_path):
-    host.storage._api = Service(AssertionError('asked'))
+    host.storage._client = Service(AssertionError('asked'))
     assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), None,
                                     True) is False
 
@@ -155,11 +154,11 @@ def test_nobody_is_asked_where_stock_is_sure(host, tmp_path):
     (messaging.MessagingTimeout('x'), 'does not answer'),
     ({'action': 'stock', 'reason': 'the image was deleted'}, 'deleted')])
 def test_a_chain_that_cannot_be_kept_says_why(host, answer, word):
-    host.storage._api = Service(answer)
+    host.storage._client = Service(answer)
     with pytest.raises(exception.BootcacheError, match=word):
         host.chains.keep_chain(IMAGE)
 
 
 def test_a_server_that_was_no_profile_boot_reports_nothing(host):
-    host.storage._api = Service(AssertionError('asked'))
+    host.storage._client = Service(AssertionError('asked'))
     host.recordings.finish('server-1')

@@ -50,7 +50,7 @@ def host(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(libvirt_driver.LibvirtDriver, '_hard_reboot', lambda *_arguments: None)
     monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'cleanup_host', lambda *_arguments: None)
     monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
-    monkeypatch.setattr('bootcache.rpcapi.StorageAPI', lambda conf: None)
+    monkeypatch.setattr('nova_bootcache.asking.client.StorageClient', lambda conf: None)
     monkeypatch.setattr(driver.CONF, 'instances_path', str(tmp_path))
     monkeypatch.setattr(driver.CONF, 'resume_guests_state_on_host_boot', True)
     monkeypatch.setattr(computehost.listening, 'is_served',

@@ -94,8 +94,8 @@ def host(monkeypatch, tmp_path):
     ours = BootCacheLibvirtDriver(None)
     monkeypatch.setattr(ours.settler._nova, 'bounded_domain', lambda *_about, **_how: None)
     monkeypatch.setattr(ours.bootcache.gateway, 'ensure_base', lambda remote: 'base')
-    ours.bootcache.storage._api = types.SimpleNamespace(
-        plan_boot=lambda *_about, **_how: {'action': 'stock', 'reason': 'it is away'})
+    ours.bootcache.storage._client = types.SimpleNamespace(
+        send=lambda message: {'action': 'stock', 'reason': 'it is away'})
     return Host(tmp_path, ours)
 
 

@@ -31,7 +31,7 @@ def ended():
 
 @pytest.fixture
 def host(tmp_path, monkeypatch, ended):
-    monkeypatch.setattr('bootcache.rpcapi.StorageAPI', lambda conf: None)
+    monkeypatch.setattr('nova_bootcache.asking.client.StorageClient', lambda conf: None)
     conf = cfg.ConfigOpts()
     conf([], project='nova', default_config_files=[], default_config_dirs=[])
     nova_conf.register_opts(conf)

@@ -184,10 +184,9 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
 class Warm:
     """Stands for a storage service that has the cache image, and wants to know of boots."""
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
-                  certificate=''):
+    def send(self, message):
         return {'action': 'cache', 'virtual_bytes': MIB, 'server': ['10.0.0.1', 10810],
-                'base_export': f'base-{image_id}', 'cache_export': 'c', 'image_hash': '',
+                'base_export': f'base-{message.image_id}', 'cache_export': 'c', 'image_hash': '',
                 'cache_image': dataclasses.asdict(_info()),
                 'watch': {'quota': MIB, 'linger': 1, 'silence': 1, 'timeout': 1, 'marker': ''}}
 
@@ -198,7 +197,7 @@ def boots(host, decides, monkeypatch):
     place(host)
     path = f'{host.cache.path(IMAGE)}.json'
     dataclasses.replace(CacheEntry.load(path), cache_image=_info()).save(path)
-    host.storage._api = Warm()
+    host.storage._client = Warm()
 
     def open_store(image_id, virtual_bytes, medium, limit):
         store = Store(image_id, host.cache.store_path(image_id, medium))

@@ -271,14 +271,14 @@ def test_those_that_come_to_stand_still_beside_many_that_hang_are_told_of(house,
     house.standing.look()
     other = house.stands('f')
     house.pass_time(20)
-    named = {name: reason for name, reason, _since in house.standing.report()['named']}
+    named = {guest.server: guest.waits_for for guest in house.standing.report().named}
     assert sorted(named) == list('abcdef') and hanging.asked == libvirtcalls.MOST
     assert '5 calls to libvirt have no answer yet' in named['f'] and other.resumed == []
     assert house.told[-1][1] == list('abcdef')
     del house.domains['a'], house.known['a']
     all_return(house.standing._calls, hanging)
     house.pass_time(20)
-    assert len(other.resumed) == 1 and house.standing.report()['servers'] == 0
+    assert len(other.resumed) == 1 and house.standing.report().servers == 0
 
 
 def test_it_is_told_of_with_the_cure_and_goes_on_when_its_qemu_answers(house, hanging, caplog):
@@ -287,7 +287,7 @@ def test_it_is_told_of_with_the_cure_and_goes_on_when_its_qemu_answers(house, ha
     house.standing.look()
     waits(ill, 6_000)
     house.pass_time(3500)
-    (_name, reason, _since), = house.standing.report()['named']
+    reason, = (guest.waits_for for guest in house.standing.report().named)
     assert reason == 'its QEMU does not answer libvirt'
     assert caplog.text.count('server a stands still, and cannot go on') == 1
     assert caplog.text.count(cure(exception.LibvirtHangs(), False)) == 1
@@ -297,7 +297,7 @@ def test_it_is_told_of_with_the_cure_and_goes_on_when_its_qemu_answers(house, ha
     ill.control = [libvirt.VIR_DOMAIN_CONTROL_OK, 0, 0]
     all_return(house.standing._calls, hanging)
     house.pass_time(20)
-    assert len(ill.resumed) == 1 and house.standing.report()['servers'] == 0
+    assert len(ill.resumed) == 1 and house.standing.report().servers == 0
 
 
 def test_of_one_that_hangs_only_what_libvirt_knows_by_itself_is_believed(house, hanging):
@@ -305,7 +305,7 @@ def test_of_one_that_hangs_only_what_libvirt_knows_by_itself_is_believed(house, 
     ill = house.stands('a', reason=libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
     ill.diskErrors = hanging
     house.standing.look()
-    assert house.standing.report()['servers'] == 0 and not house.standing.is_standing('a')
+    assert house.standing.report().servers == 0 and not house.standing.is_standing('a')
     user = house.stands('b', reason=libvirt.VIR_DOMAIN_PAUSED_USER)
     user.diskErrors = pytest.fail
     house.standing.look()

@@ -88,7 +88,7 @@ def start(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'init_host',
                         lambda self, host: begin.nova_started.append(host))
     monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
-    monkeypatch.setattr('bootcache.rpcapi.StorageAPI', lambda conf: None)
+    monkeypatch.setattr('nova_bootcache.asking.client.StorageClient', lambda conf: None)
     monkeypatch.setattr(driver.CONF, 'instances_path', str(tmp_path / 'instances'))
     (tmp_path / 'instances' / '_bootcache').mkdir(parents=True)
     return begin

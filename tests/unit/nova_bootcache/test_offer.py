@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootcache import rpcapi
 from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
 from bootcache.manifest import CacheInfo
+from bootcache.rpc.messages import BootAction
 from bootcache.tier import Medium
 from nova_bootcache.asking import client
 from nova_bootcache.asking.client import Offered, Watch
@@ -25,9 +25,9 @@ REMOTE = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
 # Of a service that does not name contents.
 BASE = {'server': ['10.0.0.1', 10810], 'virtual_bytes': 1 << 30, 'base_export': f'base-{IMAGE}',
         'image_hash': 'sha512:ab', 'pinned': False}
-CACHE = {**BASE, 'action': rpcapi.ACTION_CACHE, 'cache_export': 'cache-x',
+CACHE = {**BASE, 'action': BootAction.CACHE, 'cache_export': 'cache-x',
          'cache_image': INFO.to_dict(), 'medium': 'memory', 'has_memory': True, 'watch': WATCH}
-COLD = {**BASE, 'action': rpcapi.ACTION_COLD, 'watch': WATCH}
+COLD = {**BASE, 'action': BootAction.COLD, 'watch': WATCH}
 
 
 def parse(answer):
@@ -71,12 +71,12 @@ def test_a_pin_is_passed_on():
 
 
 def test_a_profile_boot():
-    found = parse({**BASE, 'action': rpcapi.ACTION_RECORD})
+    found = parse({**BASE, 'action': BootAction.RECORD})
     assert found.storage == Storage(Offer.PROFILE) and found.remote == REMOTE
 
 
-@pytest.mark.parametrize('action, kind', [(rpcapi.ACTION_WAIT, Offer.WAIT),
-                                          (rpcapi.ACTION_STOCK, Offer.STOCK)])
+@pytest.mark.parametrize('action, kind', [(BootAction.WAIT, Offer.WAIT),
+                                          (BootAction.STOCK, Offer.STOCK)])
 def test_a_refusal_has_a_reason(action, kind):
     assert parse({'action': action, 'reason': 'the image is recording'}) \
         == Offered(Storage(kind), 'the image is recording')
@@ -86,7 +86,7 @@ def test_a_refusal_has_a_reason(action, kind):
 
 
 def test_a_refusal_may_tell_where_the_base_is():
-    found = parse({**BASE, 'action': rpcapi.ACTION_STOCK, 'reason': 'bootcache=off'})
+    found = parse({**BASE, 'action': BootAction.STOCK, 'reason': 'bootcache=off'})
     assert found.storage.offer is Offer.STOCK and found.reason == 'bootcache=off'
     assert (found.remote, found.virtual_bytes) == (REMOTE, 1 << 30)
 
@@ -159,7 +159,7 @@ def test_a_server_that_moves_is_not_watched():
 
 
 def test_a_server_that_moves_gets_the_base_of_an_image_that_is_gone():
-    refused = parse({**BASE, 'action': rpcapi.ACTION_STOCK, 'reason': 'deleted'})
+    refused = parse({**BASE, 'action': BootAction.STOCK, 'reason': 'deleted'})
     assert refused.for_a_move().storage.offer is Offer.COLD
 
 
@@ -189,11 +189,11 @@ def test_without_one_that_makes_sense_all_of_the_cache_image_is(wrong):
 
 
 def test_who_waits_no_longer_for_a_cache_image_has_its_base():
-    waiting = parse(over_the_bus({**BASE, 'action': rpcapi.ACTION_WAIT, 'reason': 'it is built',
+    waiting = parse(over_the_bus({**BASE, 'action': BootAction.WAIT, 'reason': 'it is built',
                                   'ready_in': None}))
     assert waiting.storage.offer is Offer.WAIT and not waiting.comes_too_late(0.0)
     assert waiting.when_patience_ends() == dataclasses.replace(
         waiting, storage=Storage(Offer.COLD))
-    without = parse({'action': rpcapi.ACTION_WAIT, 'reason': 'being prepared', 'ready_in': 3.0})
+    without = parse({'action': BootAction.WAIT, 'reason': 'being prepared', 'ready_in': 3.0})
     assert without.when_patience_ends() == without
     assert parse(CACHE).when_patience_ends() == parse(CACHE)

@@ -1,5 +1,6 @@
 """Settling: what a crash left half done."""
 
+import dataclasses
 import json
 import os
 
@@ -136,7 +137,8 @@ def test_what_was_copied_goes_if_the_image_is_not_to_be_settled(house, settler, 
     stays = half_copied()
     serve_stored = house.serve_stored
     monkeypatch.setattr(house, 'serve_stored',
-                        lambda image_id: {**serve_stored(image_id), 'settle': False})
+                        lambda image_id: dataclasses.replace(serve_stored(image_id),
+                                                             settle=False))
     house.boots('one')
     settler.once()
     assert stays(), 'until the storage service was asked'

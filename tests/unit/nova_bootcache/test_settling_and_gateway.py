@@ -16,6 +16,7 @@ from fakes_settling import house as house  # the fixture
 from fakes_settling import settler as settler  # the fixture
 
 from bootcache import tier
+from bootcache.rpc.report import UnsettledServer, UnsettledServers
 from nova_bootcache.settling.settler import LONGEST_SECONDS, Settler
 
 # The gateway.
@@ -262,15 +263,16 @@ def test_who_is_unsettled_and_why_is_told(house, settler):
     house.stored[OTHER]['settle'] = False
     settler.once()
     settler.once()
-    assert settler.unsettled.report() == {'servers': 2, 'named': [
-        ['three', 'its image says bootcache_settle=no: say yes, or migrate the server'],
-        ['two', 'it is suspended: resume it']]}
+    assert settler.unsettled.report() == UnsettledServers(2, (
+        UnsettledServer('three',
+                        'its image says bootcache_settle=no: say yes, or migrate the server'),
+        UnsettledServer('two', 'it is suspended: resume it')))
     house.stored[OTHER]['settle'] = True
     house.known['two'] = dataclasses.replace(house.known['two'], settles=True, state='active')
     house.clock.now += 7 * 3600
     settler.once()
     settler.once()
-    assert settler.unsettled.report() == {'servers': 0, 'named': []}
+    assert settler.unsettled.report() == UnsettledServers(0, ())
 
 
 def test_whose_guest_does_not_wait_is_told_until_it_does(house, settler):
@@ -279,8 +281,8 @@ def test_whose_guest_does_not_wait_is_told_until_it_does(house, settler):
     house.see_errors = {'one'}
     for told in (True, False):
         settler.once()
-        (named,) = settler.unsettled.report()['named']
-        assert ('sees an I/O error' in named[1]) is told
+        (named,) = settler.unsettled.report().named
+        assert ('sees an I/O error' in named.why) is told
         # As it was hard rebooted.
         house.see_errors = set()
 
@@ -289,8 +291,8 @@ def test_why_is_told_as_it_is_now_and_a_suspended_server_is_seen_soon(house, set
     house.boots('one')
     house.stored[IMAGE]['settle'] = False
     settler.look()
-    (named,) = settler.unsettled.report()['named']
-    assert 'bootcache_settle=no' in named[1]
+    (named,) = settler.unsettled.report().named
+    assert 'bootcache_settle=no' in named.why
     # Nova is at work on it, and a moment later it is not.
     house.clock.now += 10
     with settler.held('one'):
@@ -300,5 +302,5 @@ def test_why_is_told_as_it_is_now_and_a_suspended_server_is_seen_soon(house, set
         house.known['one'] = dataclasses.replace(house.known['one'], state=state)
         house.clock.now += 10
         settler.look()
-        (named,) = settler.unsettled.report()['named']
-        assert told in named[1]
+        (named,) = settler.unsettled.report().named
+        assert told in named.why

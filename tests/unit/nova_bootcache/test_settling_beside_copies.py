@@ -61,7 +61,7 @@ class Seen(threading.Event):
 
         def noted(*about):
             note(*about)
-            if {server for server, _why in settler.unsettled.report()['named']} == expected:
+            if {one.server for one in settler.unsettled.report().named} == expected:
                 self.set()
 
         monkeypatch.setattr(settler.unsettled, 'note', noted)

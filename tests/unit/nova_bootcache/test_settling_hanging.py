@@ -69,7 +69,7 @@ def test_it_is_tried_at_growing_pauses_and_told_of_once(house, settler, monkeypa
     assert [round(tried - began) for tried in tries[:6]] == [0, 10, 30, 70, 130, 190]
     assert caplog.text.count('its QEMU does not answer libvirt') == 1
     assert caplog.text.count('a hard reboot of its server ends that process') == 1
-    (_server, why), = settler.unsettled.report()['named']
+    why, = (one.why for one in settler.unsettled.report().named)
     assert why.startswith(NO_ANSWER) and 'hard reboot the server' in why
     tries.end()
     house.clock.now += 60
@@ -194,7 +194,7 @@ def test_that_is_told_of_the_host_once_and_tried_again_soon(house, settler, many
         house.clock.now += 10
     assert caplog.text.count('5 calls to libvirt') == 1 and 'is left alone' not in caplog.text
     assert caplog.text.count('a hard reboot of its server ends that process') == 1
-    for _server, why in settler.unsettled.report()['named']:
+    for why in [one.why for one in settler.unsettled.report().named]:
         assert 'QEMUs of other servers' in why and 'hard reboot' not in why
     many()
     settler.look()
@@ -237,7 +237,7 @@ def test_others_settle_while_a_copy_is_given_up(house, settler, monkeypatch, cap
     assert settled(house) == ['three', 'two'] and house.locked == []
     assert house.done('abort') == ['one'] and settler._pivots == {}
     assert caplog.text.count('tried again in 60 s: nothing was copied') == 1
-    (_server, why), = [found for found in settler.unsettled.report()['named'] if found[0] == 'one']
+    why, = [one.why for one in settler.unsettled.report().named if one.server == 'one']
     assert 'cannot be copied' in why and 'log of nova-compute' in why
     house.boots('four')
     settler.once()

@@ -9,7 +9,8 @@ from fakes_settling import settler as settler  # the fixture
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, rpcapi
+from bootcache import exception
+from bootcache.rpc.messages import HoldSlot, TakeSlot
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.settling import serversbases
@@ -36,7 +37,7 @@ def test_a_host_waits_for_its_turn_and_asks_again(house, settler, completing, ca
     house.slot_again = 40.0
     settler.once()
     assert settled(house) == [] and house.done('slot') == ['taken']
-    assert 'settle_slots' in settler.unsettled.report()['named'][0][1]
+    assert 'settle_slots' in settler.unsettled.report().named[0].why
     # It is no failure: it is not asked later and later, nor by every look.
     for _time in range(20):
         house.clock.now += 8
@@ -83,13 +84,14 @@ class Told:
     def __init__(self, answer=0.0):
         self.answer, self.held = answer, []
 
-    def take_slot(self, host):
+    def send(self, message):
+        if isinstance(message, HoldSlot):
+            self.held.append(message.holds)
+            return None
+        assert isinstance(message, TakeSlot)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
-
-    def hold_slot(self, host, holds):
-        self.held.append(holds)
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def client(monkeypatch):
         conf([], project='nova', default_config_files=[], default_config_dirs=[])
         nova_conf.register_opts(conf)
         assert bootcache_conf.GROUP in conf
-        monkeypatch.setattr(rpcapi, 'StorageAPI', lambda _conf: told)
+        monkeypatch.setattr('nova_bootcache.asking.client.StorageClient', lambda _conf: told)
         client = HostsClient(conf)
         client.start('host')
         return client

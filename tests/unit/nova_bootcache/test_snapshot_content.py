@@ -17,6 +17,7 @@ from nova.virt.libvirt import imagebackend
 from oslo_utils.fixture import uuidsentinel
 
 from bootcache import naming
+from bootcache.rpc.messages import AbandonSnapshot, BeginSnapshot, FinishSnapshot, SnapshotProgress
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.settling import fullbase
@@ -34,15 +35,15 @@ class Service:
     hostname = 'compute-1'
 
     def __init__(self):
-        self.api, self.content, self.export, self.abandoned = self, OURS, 'base-x', 0
+        self.content, self.export, self.abandoned = OURS, 'base-x', 0
 
-    def begin_snapshot(self, *arguments):
-        told = {'export': 'snapshot-x', 'server': ['127.0.0.1', 1], 'disk_format': 'raw',
-                'image_hash': self.content, 'base_export': self.export}
-        return {key: value for key, value in told.items() if value is not None}
-
-    def abandon_snapshot(self, *arguments):
-        self.abandoned += 1
+    def send(self, message):
+        if isinstance(message, AbandonSnapshot):
+            self.abandoned += 1
+            return None
+        assert isinstance(message, BeginSnapshot)
+        return SnapshotProgress(export='snapshot-x', server=('127.0.0.1', 1), disk_format='raw',
+                                image_hash=self.content or '', base_export=self.export or '')
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def refused(host):
 
 
 def test_one_of_the_same_content_is_sent(known):
-    assert known.begin()['export'] == 'snapshot-x' and not known.service.abandoned
+    assert known.begin().export == 'snapshot-x' and not known.service.abandoned
 
 
 def test_one_on_a_cache_image_of_another_content_is_not(known):
@@ -101,7 +102,7 @@ def test_one_on_a_cache_image_of_another_content_is_not(known):
 
 def test_one_on_a_full_base_of_the_same_content_is_sent(host):
     fullbase.note(host.on(host.base, 'raw'), OURS)
-    assert host.begin()['export'] == 'snapshot-x' and not host.service.abandoned
+    assert host.begin().export == 'snapshot-x' and not host.service.abandoned
 
 
 @pytest.mark.parametrize('noted, told', [(OTHER, OURS), ('', OURS), (OURS, OTHER), (OURS, None)])
@@ -121,13 +122,15 @@ def test_a_large_one_is_waited_for_for_hours(host, monkeypatch, away):
     monkeypatch.setattr(sender, 'time', clock)
     clock.retry_by(monkeypatch)
 
-    def finish_snapshot(*_arguments):
+    def finish(message):
+        assert isinstance(message, FinishSnapshot)
         if 600 < clock.now - began < 600 + away:
             clock.sleep(10)
             raise messaging.MessagingTimeout('no answer')
-        return {'url': 'bootcache://file/x'} if clock.now - began > 5 * 3600 else {}
+        return SnapshotProgress(
+            url='bootcache://file/x' if clock.now - began > 5 * 3600 else '')
 
-    began, host.service.finish_snapshot = clock.now, finish_snapshot
+    began, host.service.send = clock.now, finish
     assert snapshot.finish() == 'bootcache://file/x'
 
 
@@ -141,9 +144,9 @@ def test_one_that_a_service_of_an_earlier_version_has_begun_anew_is_not_finished
 
     def begun_anew(*arguments):
         asked.set()
-        return {'export': 'snapshot-y'}
+        return SnapshotProgress(export='snapshot-y')
 
-    known.service.begin_snapshot = begun_anew
+    known.service.send = begun_anew
     with snapshot.kept():
         assert asked.wait(20)
     with pytest.raises(SnapshotRefused, match='begun it anew'):

@@ -12,6 +12,7 @@ import pytest
 from fakes_standing import BASE, CACHE, IMAGE, OTHER, Domain, disk, is_taken, make_house
 
 from bootcache import exception
+from bootcache.rpc.report import PausedGuest, PausedGuests
 from nova_bootcache.libvirtcalls import LibvirtCalls
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop, standingservers
@@ -84,7 +85,7 @@ def test_one_goes_on_at_once_where_what_is_below_can_be_read(house, caplog):
     house.pass_time(5)
     assert domain.resumed == [5000.0] and house.reached == [(IMAGE, 5000.0)]
     assert 'server a stands still' in caplog.text and 'server a goes on after 1 s' in caplog.text
-    assert house.standing.report() == {'servers': 0, 'named': []}
+    assert house.standing.report() == PausedGuests(0, ())
 
 
 def test_who_watches_boots_is_told_before_anybody_is_waited_for(house, monkeypatch):
@@ -111,7 +112,7 @@ def test_nova_is_not_asked_while_none_stands_still(house):
 def test_others_are_left_alone(house, what):
     domain = house.stands('a', **what)
     house.pass_time(4000)
-    assert domain.resumed == [] and house.standing.report()['servers'] == 0
+    assert domain.resumed == [] and house.standing.report().servers == 0
 
 
 def test_a_domain_that_is_no_server_of_this_host_is_left_alone(house):
@@ -135,11 +136,11 @@ def test_one_waits_until_its_base_is_there_and_is_told_of(house):
     house.away[IMAGE] = exception.StorageNodeAway('the exporter cannot be reached')
     house.pass_time(1000)
     assert domain.resumed == []
-    assert house.standing.report() == {'servers': 1, 'named': [
-        ['a', 'the exporter cannot be reached', 1000005000]]}
+    assert house.standing.report() == PausedGuests(1, (
+        PausedGuest('a', 'the exporter cannot be reached', 1000005000),))
     del house.away[IMAGE]
     house.pass_time(1)
-    assert len(domain.resumed) == 1 and house.standing.report()['servers'] == 0
+    assert len(domain.resumed) == 1 and house.standing.report().servers == 0
 
 
 def test_while_a_base_is_away_libvirt_and_nova_are_seldom_asked(house):
@@ -157,7 +158,7 @@ def test_where_reads_go_on_failing_it_is_tried_ever_less_often(house):
     house.pass_time(600)
     pauses = [later - sooner for sooner, later in itertools.pairwise(domain.resumed)]
     assert pauses[:6] == [1, 2, 4, 8, 16, 32] and set(pauses[6:]) == {60}
-    (_name, reason, _since), = house.standing.report()['named']
+    reason, = (guest.waits_for for guest in house.standing.report().named)
     assert 'each time it goes on' in reason
     # It ran on: the next time is another one.
     domain.relapses = 0
@@ -193,7 +194,7 @@ def test_a_full_disk_is_named(house):
     domain = house.stands('a')
     domain.relapses, domain.errors = 10_000, {'vda': libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}
     house.pass_time(5)
-    assert 'no space' in house.standing.report()['named'][0][1]
+    assert 'no space' in house.standing.report().named[0].waits_for
 
 
 def test_after_an_hour_there_is_a_warning_with_the_cure_and_then_each_hour(house, caplog):
@@ -222,7 +223,7 @@ def test_one_that_its_user_pauses_meanwhile_stays_as_it_is(house):
     house.known['a'] = LocalServer('a', IMAGE, True, 9.0, '/instances/a', 'vda', 'paused', False)
     house.away.clear()
     house.pass_time(4000)
-    assert domain.resumed == [] and house.standing.report()['servers'] == 0
+    assert domain.resumed == [] and house.standing.report().servers == 0
 
 
 def test_a_pause_that_comes_in_between_is_seen(house, monkeypatch):
@@ -301,7 +302,7 @@ def test_not_all_are_named_but_all_are_counted(house, monkeypatch):
         house.stands(name)
     house.standing.look()
     found = house.standing.report()
-    assert found['servers'] == 3 and [entry[0] for entry in found['named']] == ['a', 'b']
+    assert found.servers == 3 and [guest.server for guest in found.named] == ['a', 'b']
 
 
 def test_one_that_nova_is_about_to_move_goes_on_first(house, monkeypatch):

@@ -22,10 +22,9 @@ INFO = CacheInfo('cache', 1000, 900, 3, 'ab', MIB, 65536, MIB, 'nbd:', 1.5, 1)
 class Cold:
     """Stands for a storage service that has the base alone."""
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
-                  certificate=''):
+    def send(self, message):
         return {'action': 'cold', 'virtual_bytes': MIB, 'server': ['10.0.0.1', 10810],
-                'base_export': f'base-{image_id}', 'image_hash': ''}
+                'base_export': f'base-{message.image_id}', 'image_hash': ''}
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def away(host, decides, monkeypatch):
     def ensure_base(remote):
         raise exception.StorageNodeAway('away')
 
-    host.storage._api = Cold()
+    host.storage._client = Cold()
     host.needs.note_unsettled([])
     monkeypatch.setattr(host.gateway, 'ensure_base', ensure_base)
     return host

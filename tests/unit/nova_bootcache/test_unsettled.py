@@ -2,6 +2,7 @@
 
 import pytest
 
+from bootcache.rpc.report import UnsettledServer, UnsettledServers
 from nova_bootcache.settling import unsettled
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.unsettled import SEES_ERRORS, SOON, YOUNG, Unsettled
@@ -36,9 +37,9 @@ def test_a_host_that_waits_for_its_turn_is_told():
     seen = Unsettled(is_off=False)
     seen.note([server('a')], set())
     seen.queued.add(IMAGE)
-    assert 'settle_slots' in seen.report()['named'][0][1]
+    assert 'settle_slots' in seen.report().named[0].why
     seen.queued.clear()
-    assert seen.report()['named'] == [['a', SOON]]
+    assert seen.report().named == (UnsettledServer('a', SOON),)
 
 
 def test_one_that_was_started_just_now_is_not_settled_soon():
@@ -46,10 +47,11 @@ def test_one_that_was_started_just_now_is_not_settled_soon():
     seen.note([server('a'), server('b', False, 'suspended')], set())
     seen.queued.add(IMAGE)
     # Nobody has to do anything about it.
-    assert seen.report()['named'] == [['b', 'it is suspended: resume it'], ['a', YOUNG]]
+    assert seen.report().named == (UnsettledServer('b', 'it is suspended: resume it'),
+                                   UnsettledServer('a', YOUNG))
     seen = Unsettled(is_off=False, delay=100.0)
     seen.note([server('a')], set())
-    assert seen.report()['named'] == [['a', SOON]]
+    assert seen.report().named == (UnsettledServer('a', SOON),)
 
 
 def test_a_host_an_image_and_a_failure_are_told():
@@ -63,15 +65,16 @@ def test_nothing_is_reported_before_somebody_has_looked():
     seen = Unsettled(is_off=False)
     assert seen.report() is None
     seen.note([], {})
-    assert seen.report() == {'servers': 0, 'named': []}
+    assert seen.report() == UnsettledServers(0, ())
 
 
 def test_those_that_need_somebody_come_first_and_not_all_are_named(monkeypatch):
     monkeypatch.setattr(unsettled, 'MOST_NAMED', 3)
     seen = Unsettled(is_off=False)
     seen.note([server('a'), server('b'), server('c', False, 'suspended'), server('d')], {})
-    assert seen.report() == {'servers': 4, 'named': [
-        ['c', 'it is suspended: resume it'], ['a', SOON], ['b', SOON]]}
+    assert seen.report() == UnsettledServers(4, (
+        UnsettledServer('c', 'it is suspended: resume it'), UnsettledServer('a', SOON),
+        UnsettledServer('b', SOON)))
 
 
 def test_a_suspended_server_is_logged_once(caplog):
@@ -92,9 +95,11 @@ def test_those_whose_guests_do_not_wait_are_told_of_first():
     """What ends that is not to settle them."""
     seen = Unsettled(is_off=False)
     seen.note([server('a'), server('b'), server('c', False, 'suspended')], {}, {'b', 'c'})
-    assert seen.report()['named'] == [
-        ['b', SOON + SEES_ERRORS], ['c', 'it is suspended: resume it' + SEES_ERRORS], ['a', SOON]]
+    assert seen.report().named == (
+        UnsettledServer('b', SOON + SEES_ERRORS),
+        UnsettledServer('c', 'it is suspended: resume it' + SEES_ERRORS),
+        UnsettledServer('a', SOON))
     # The storage service takes so much of it.
     assert len(why(server('a'), is_unwanted=True) + SEES_ERRORS) < 255
     seen.note([server('b')], {})
-    assert seen.report()['named'] == [['b', SOON]]
+    assert seen.report().named == (UnsettledServer('b', SOON),)

@@ -6,7 +6,8 @@ from fakes_upkeep import IMAGE, OTHER, looks, offered, times_of, upkeep_of
 from fakes_upkeep import clock as clock  # the fixture
 from fakes_upkeep import host as host  # the fixture
 
-from bootcache import certificates, rpcapi
+from bootcache import certificates
+from bootcache.rpc import messages
 from glance_bootcache.smallca import SmallCA
 from nova_bootcache.gateway.socketfault import GatewaySocket
 
@@ -130,7 +131,7 @@ def test_one_line_says_that_all_is_well(host, clock, caplog):
     ((level, line),) = lines(caplog)
     assert level == 'INFO' and ' is ready: ' in line
     for part in ('/run/bootcache/gateway.sock', 'storage service', f'{10 << 30} bytes',
-                 host.cache.directory, f'speaks RPC {rpcapi.VERSION}'):
+                 host.cache.directory, f'speaks RPC {messages.VERSION}'):
         assert part in line
 
 

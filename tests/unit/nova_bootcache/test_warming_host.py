@@ -6,7 +6,7 @@ from neighbours import Neighbour
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo
-from bootcache.rpcapi import StorageAPI
+from bootcache.rpc.messages import PromoteImage, ReportWarm
 from bootcache.tier import Medium
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.asking.placement import HeldHere, TierRoom, Trust
@@ -31,7 +31,7 @@ class Host:
     """Stands for a compute host, its cache, and the storage service."""
 
     def __init__(self):
-        self.storage, self.api = Neighbour(self, HostsClient), Neighbour(self, StorageAPI)
+        self.storage = Neighbour(self, HostsClient)
         self.cache, self.chains = Neighbour(self, CacheFiles), Neighbour(self, Chains)
         self.fetches, self.serving = Neighbour(self, Fetches), Neighbour(self, Serving)
         self.hostname, self.is_on, self.answer = 'host-1', True, OFFER
@@ -61,13 +61,13 @@ class Host:
     def touch(self, image_id):
         self.touched += 1
 
-    def promote_image(self, image_id):
-        self.promoted.append(image_id)
-
-    def report_warm(self, *told):
+    def send(self, message):
+        if isinstance(message, PromoteImage):
+            self.promoted.append(message.image_id)
+            return
         if self.deaf:
             raise messaging.MessageDeliveryFailure('no bus')
-        self.told.append(told)
+        self.told.append(message)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def not_stock():
 def test_a_cold_host_is_warmed(host):
     assert HostWarmer(host, 7).cache_image(IMAGE, False, not_stock) is True
     assert host.fetched == [(INFO, Medium.MEMORY, 7)] and host.promoted == [IMAGE]
-    assert host.told == [(IMAGE, 'host-1', 'cached', '')]
+    assert host.told == [ReportWarm(IMAGE, 'host-1', 'cached', '')]
 
 
 def test_the_disk_is_taken_where_the_memory_has_no_room(host):
@@ -100,7 +100,7 @@ def test_a_warm_host_is_left_as_it_is(host):
     host.held = HeldHere.CURRENT
     assert HostWarmer(host, 0).cache_image(IMAGE, False, not_stock) is False
     assert (host.fetched, host.touched, host.updated) == ([], 1, [4])
-    assert host.told == [(IMAGE, 'host-1', 'existing', '')]
+    assert host.told == [ReportWarm(IMAGE, 'host-1', 'existing', '')]
 
 
 def test_a_warm_host_is_warm_while_the_storage_service_is_away(host):
@@ -117,13 +117,13 @@ def test_what_is_not_the_offered_one_is_replaced(host, held):
 
 def test_a_host_with_the_full_base_is_warm_the_stock_way(host):
     assert HostWarmer(host, 0).cache_image(IMAGE, True, lambda: False) is False
-    assert host.told == [(IMAGE, 'host-1', 'existing', '')] and host.fetched == []
+    assert host.told == [ReportWarm(IMAGE, 'host-1', 'existing', '')] and host.fetched == []
 
 
 def test_an_image_that_is_not_served_is_cached_the_stock_way(host):
     host.answer = {'action': 'stock', 'reason': 'bootcache_mode=off'}
     assert HostWarmer(host, 0).cache_image(IMAGE, False, stock) is True
-    assert host.told == [(IMAGE, 'host-1', 'cached', '')]
+    assert host.told == [ReportWarm(IMAGE, 'host-1', 'cached', '')]
 
 
 def test_bootcache_may_be_off(host):
@@ -140,7 +140,7 @@ def test_what_cannot_be_had_is_an_error_that_is_told(host, answer, rooms, text):
     with pytest.raises(exception.BootcacheError) as caught:
         HostWarmer(host, 0).cache_image(IMAGE, False, not_stock)
     assert text in str(caught.value)
-    assert host.told == [(IMAGE, 'host-1', 'error', str(caught.value))]
+    assert host.told == [ReportWarm(IMAGE, 'host-1', 'error', str(caught.value))]
 
 
 @pytest.mark.parametrize('trust, text', [
@@ -162,14 +162,14 @@ def test_a_driver_that_cannot(host):
 
     with pytest.raises(NotImplementedError):
         HostWarmer(host, 0).cache_image(IMAGE, True, cannot)
-    assert [outcome for _image, _host, outcome, _reason in host.told] == ['unsupported']
+    assert [told.outcome for told in host.told] == ['unsupported']
 
 
 def test_a_failed_fetch_is_told(host):
     host.fails = [OSError('No space left')]
     with pytest.raises(OSError):
         HostWarmer(host, 0).cache_image(IMAGE, False, not_stock)
-    assert host.told == [(IMAGE, 'host-1', 'error', 'No space left')]
+    assert host.told == [ReportWarm(IMAGE, 'host-1', 'error', 'No space left')]
 
 
 def test_a_server_that_comes_meanwhile_does_not_wait(host):

@@ -1,0 +1,1 @@
+"""The storage service's RPC: each message declared once, and its client."""

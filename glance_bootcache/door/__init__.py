@@ -1,1 +1,0 @@
-"""What comes by the message bus, before anybody acts on it: read, refused, counted."""

@@ -96,6 +96,11 @@ class Clients:
         self._lock = threading.Lock()  # guards the dictionary and what is below it
         self._known = savefile.read_table(path, VERSION, _parse,
                                           'hosts are told of other ports when they ask')
+        # The names in the certificates that came in each host's name.
+        self._of_host: dict[str, set[str]] = {}
+        for name, one in self._known.items():
+            for host in one.hosts:
+                self._of_host.setdefault(host, set()).add(name)
         # How often something changed, and how many of these changes were written, and when.
         self._changes, self._written, self._saved = 0, 0, clock()
 
@@ -129,9 +134,17 @@ class Clients:
                         raise exception.MessageRefused(
                             'certificate', f'it came in the names of {_MOST_HOSTS} other hosts')
                     del known.hosts[oldest]
+                    self._forget_host(oldest, certificate)
+                self._of_host.setdefault(host, set()).add(certificate)
                 self._changes += 1
             known.hosts[host] = now
             return Client(certificate, known.port)
+
+    def _forget_host(self, host: str, certificate: str) -> None:
+        names = self._of_host[host]
+        names.remove(certificate)
+        if not names:
+            del self._of_host[host]
 
     def _free_port(self) -> int:
         taken = {one.port for one in self._known.values()}
@@ -153,6 +166,8 @@ class Clients:
                 if (one.port not in self._ports or one.asked() < left) \
                         and not running(Client(name, one.port)):
                     del self._known[name]
+                    for host in one.hosts:
+                        self._forget_host(host, name)
                     self._changes += 1
 
     def of(self, hosts: Iterable[str]) -> set[str]:
@@ -164,8 +179,8 @@ class Clients:
         found: set[str] = set()
         with self._lock:
             for host in hosts:
-                asked = {name: one.hosts[host] for name, one in self._known.items()
-                         if host in one.hosts}
+                asked = {name: self._known[name].hosts[host]
+                         for name in self._of_host.get(host, ())}
                 last = max(asked.values(), default=now)
                 for name in asked:
                     if asked[name] >= last - _FORGET_SECONDS:

@@ -115,9 +115,9 @@ class ReadErrors:
     def _take_out(self, export: str) -> None:
         LOG.error('exporter: %s cannot be read in a place, and hosts ask again without end; it is'
                   ' served no more', export)
-        kind, _hyphen, rest = export.partition('-')
+        kind = export.partition('-')[0]
         try:
-            image_id = str(uuid.UUID(rest[:36]))
+            image_id = str(uuid.UUID(naming.image_of(export)))
         except ValueError:
             image_id = ''
         manifest = self._store.load(image_id) if image_id else None

@@ -308,10 +308,13 @@ class StorageTiers:
         if os.path.isdir(self._store.directory(image_id)):
             self._usage.note(image_id, when)
 
-    def save_usage(self) -> None:
-        """Forget what is gone, and write the last uses to ``usage.json`` at most once a minute."""
+    def save_usage(self, manifests: Iterable[Manifest]) -> None:
+        """Forget what is gone, and write the last uses to ``usage.json`` at most once a minute.
+
+        :param manifests: of all images, just read.
+        """
         self._contents.forget_gone()
-        self._usage.keep_only({manifest.image_id for manifest in self._store.manifests()})
+        self._usage.keep_only({manifest.image_id for manifest in manifests})
         self._usage.save()
 
     def plan_disk(self, manifests: Iterable[Manifest], incoming: int = 0,

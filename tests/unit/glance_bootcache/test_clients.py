@@ -156,6 +156,21 @@ def test_one_certificate_of_many_hosts_is_one_client(tmp_path, known, clock):
     assert known.of(['host-0', 'host-999', 'host-1000']) == {ONE}
 
 
+def test_who_is_forgotten_is_none_of_its_hosts(tmp_path, clock, known):
+    known.note('host-1', ONE)
+    known.note('host-1', TWO)
+    known.note('host-2', TWO)
+    assert known.of(['host-1', 'host-2']) == {ONE, TWO}
+    clock.now += 7 * DAY + 1
+    known.note('host-1', TWO)
+    known.drop(nobody)
+    assert known.of(['host-1']) == known.of(['host-2']) == {TWO}
+    known.save()
+    later = Clients(str(tmp_path / 'clients.json'), range(5, 7), clock)
+    later.note('host-1', THREE)
+    assert later.of(['host-1']) == {TWO, THREE} and later.of(['host-3']) == set()
+
+
 def test_ports_that_are_none_any_more_are_kept_while_their_exporters_run(tmp_path, clock, known):
     known.note('host-1', ONE)
     known.save()

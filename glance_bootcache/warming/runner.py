@@ -160,9 +160,7 @@ class Warming:
             self._policy_at = now + self._conf.poll_interval
             self._follow_policy(now)
         with self._lock:
-            begun = [job for job in self._jobs.values()
-                     if (job.phase is not WarmPhase.DONE and job.hosts)
-                     or job.phase is WarmPhase.ASKED]
+            begun = [job for job in self._jobs.values() if job.is_to_be_looked_at(now)]
         seen = self._hosts.seen() if begun else {}
         for job in begun:
             self._look(job, seen)

@@ -23,7 +23,8 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
 
 ``LEAF``, many
     steps in memory: each is inside one class, which takes no other one meanwhile. They are plain
-    locks. That of ``Orders`` also writes a file of kilobytes.
+    locks. That of ``Orders`` also writes a file of kilobytes. ``Clients`` has two: with the one
+    that is taken first it writes a file of a megabyte.
 
 So nobody who has the store's lock, or the tiers', asks the exporter: that may take a minute, and
 every server that boots takes both. Nor does anybody who has one of all these ask Glance or Nova, or

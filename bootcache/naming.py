@@ -13,6 +13,7 @@ EXPORT_CACHE = 'cache'
 EXPORT_DIFFERENCE = 'difference'
 EXPORT_RECORDING = 'recording'
 EXPORT_STORED = 'stored'
+_ID_CHARACTERS = 36
 
 
 def canonical_image_id(image_id: str) -> str:
@@ -40,6 +41,11 @@ def export_name(kind: str, image_id: str) -> str:
     """Return the NBD export name of an image's base, cache image, recording, or stored
     file."""
     return f'{kind}-{image_id}'
+
+
+def image_of(export: str) -> str:
+    """Return what an export's name has in the place of the image's id; it need be none."""
+    return export.partition('-')[2][:_ID_CHARACTERS]
 
 
 def content_export_name(image_id: str, image_hash: str) -> str:

@@ -4,15 +4,15 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, exception, tls
+from bootcache import certificates, naming, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
-from bootcache.manifest import Availability, Standing
+from bootcache.manifest import Availability, Manifest, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.util.backoff import Backoff
 from bootcache.util.logthrottle import LogThrottle
@@ -41,6 +41,10 @@ _SWEEP_SECONDS = 3600
 _UNHEARD_SECONDS = 60
 # After which what nobody uses is no more served; who asks has it again within milliseconds.
 _EXPORT_IDLE = 900
+
+# All images' manifests, read when the first step of a round asks. A step that acts on one after
+# Glance, Nova or the exporter was asked reads that one anew.
+_Manifests = Callable[[], Sequence[Manifest]]
 
 
 class ServiceUpkeep:
@@ -115,23 +119,29 @@ class ServiceUpkeep:
         self._keep_house()
 
     def _serve(self) -> None:
-        self._do(('the exporter does not serve', self.keep_serving),
-                 ('bases cannot be served or given up', self.keep_needed))
+        manifests = functools.cache(self._store.manifests)
+        self._do(('the exporter does not serve', lambda: self.keep_serving(manifests)),
+                 ('bases cannot be served or given up', lambda: self.keep_needed(manifests())))
 
     def _keep_house(self) -> None:
+        manifests = functools.cache(self._store.manifests)
+        manager = self._manager
         self._do(('what an earlier process left cannot be ended yet', self.recover),
                  ('hosts that are gone cannot be forgotten', self._needs.forget_silent),
-                 ('images cannot be retired yet', self._manager.retiring.retry),
+                 ('images cannot be retired yet', manager.retiring.retry),
                  ('changes that could not be followed still cannot be', self.follow_again),
                  ('servers of profile boots cannot be deleted', self.delete_left),
-                 ('images that wait cannot be looked at', self.go_on),
-                 ('images of another content cannot be looked at', self.older.retry),
-                 ('cache images cannot be built anew', self.recompress),
-                 ('images that are gone cannot be forgotten', self._tiers.forget_gone),
-                 ('the quota cannot be kept', self._manager.disk_room.keep_quota),
-                 ('images that Glance does not have cannot be looked for', self.look_for_missing),
+                 ('images that are gone cannot be forgotten',
+                  lambda: self._tiers.forget_gone(manifests())),
+                 ('the quota cannot be kept', lambda: manager.disk_room.keep_quota(manifests())),
+                 ('images that wait cannot be looked at', lambda: self.go_on(manifests())),
+                 ('images of another content cannot be looked at',
+                  lambda: self.older.retry(manifests())),
+                 ('cache images cannot be built anew', lambda: self.recompress(manifests())),
+                 ('images that Glance does not have cannot be looked for',
+                  lambda: self.look_for_missing(manifests())),
                  ('Glance cannot be asked what it has', self.sweep),
-                 ('states cannot be shown', self._manager.publisher.publish),
+                 ('states cannot be shown', lambda: manager.publisher.publish(manifests())),
                  ('certificates that end cannot be told of', self._expiry.look),
                  ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
 
@@ -154,14 +164,15 @@ class ServiceUpkeep:
         images = self._manager.retried.images()
         self._each(random.sample(images, len(images)), self._manager.look_again)
 
-    def look_for_missing(self) -> None:
+    def look_for_missing(self, manifests: Sequence[Manifest]) -> None:
         """Look whether Glance has images again that it said not to have; some of those it notified
         to be deleted first.
 
+        :param manifests: of all images.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         still = 0
-        missing = [manifest for manifest in self._store.manifests() if manifest.is_missing]
+        missing = [manifest for manifest in manifests if manifest.is_missing]
         random.shuffle(missing)
         missing.sort(key=lambda manifest: manifest.wished.availability is Availability.MISSING)
 
@@ -247,52 +258,59 @@ class ServiceUpkeep:
         """
         self._profile_boots.delete_left(self._manager.jobs.tokens)
 
-    def keep_serving(self) -> None:
+    def keep_serving(self, manifests: _Manifests) -> None:
         """Start the exporter if it has ended, and serve what it served.
 
+        :param manifests: all, read when the exporter was looked at.
         :raises StorageDaemonError: if it does not come up.
         """
-        if self._exporter.start(lambda exports, certificate: serving.serve_again(
-                self._store.manifests(), exports,
-                functools.partial(self._tiers.serve, certificates=(certificate,)))):
-            serving.serve_all(self._store.manifests(), self._tiers.serve)
-        self._exporter.keep_open(self._store.manifests())
+        if self._exporter.start(self._serve_again):
+            serving.serve_all(manifests(), self._tiers.serve)
+        self._exporter.keep_open(manifests())
 
-    def keep_needed(self) -> None:
+    def _serve_again(self, exports: Collection[str], certificate: str) -> None:
+        """Serve the images of exports that an exporter had which was ended."""
+        images = {naming.image_of(export) for export in exports}
+        serving.serve_again(
+            [manifest for manifest in map(self._store.known, images) if manifest is not None],
+            exports, functools.partial(self._tiers.serve, certificates=(certificate,)))
+
+    def keep_needed(self, manifests: Sequence[Manifest]) -> None:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.
 
         One of an exporter that hangs keeps no other one from it.
 
+        :param manifests: of all images.
         :raises StorageDaemonError: if an exporter does not answer.
         """
-        failed = None
-        for manifest in self._store.manifests():
+        untold = self._exporter.untold()
+        needed_by: dict[str, Collection[str]] = {}
+        for manifest in manifests:
             image_id = manifest.image_id
             if not serving.has_base(manifest):
                 continue
-            needed_by: Collection[str] = ()
+            whose: set[str] = set()
             if self._needs.needed(image_id):
-                needed_by = self._exporter.of_hosts(self._needs.hosts(image_id))
+                whose = self._exporter.of_hosts(self._needs.hosts(image_id))
                 serving.serve(manifest, functools.partial(self._tiers.serve,
-                                                          certificates=needed_by))
+                                                          certificates=whose - untold))
             if self._manager.jobs.of(image_id) is None:
-                try:
-                    self._exporter.withdraw_idle(image_id, _EXPORT_IDLE, needed_by)
-                except exception.StorageDaemonError as error:
-                    failed = error
-        self._exporter.end_unused(_EXPORT_IDLE)
-        if failed is not None:
-            raise failed
+                needed_by[image_id] = whose
+        try:
+            self._exporter.withdraw_idle(needed_by, _EXPORT_IDLE)
+        finally:
+            self._exporter.end_unused(_EXPORT_IDLE)
 
-    def go_on(self) -> None:
+    def go_on(self, manifests: Sequence[Manifest]) -> None:
         """Take up images that wait: announced but not active yet, or left by an earlier process.
 
+        :param manifests: of all images.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         if not self.recovered:
             # With Nova away, what is begun would fail for good.
             return
-        waiting = [manifest for manifest in self._store.manifests()
+        waiting = [manifest for manifest in manifests
                    if manifest.standing is Standing.WANTED and not manifest.is_missing
                    and self._manager.jobs.of(manifest.image_id) is None
                    and not self._manager.awaits(manifest)]
@@ -301,18 +319,24 @@ class ServiceUpkeep:
         self._try_again([manifest.image_id for manifest in waiting
                          if decisions.is_put_off(manifest)])
 
-    def recompress(self) -> None:
+    def recompress(self, manifests: Sequence[Manifest]) -> None:
         """Build one cache image anew that is stored in another way than [bootcache]compression
-        says, if nothing else is in hand, and it has room beside all that is there."""
+        says, if nothing else is in hand, and it has room beside all that is there.
+
+        :param manifests: of all images.
+        """
         if not self.recovered or self._manager.jobs.images():
             return
         compression = Compression(self._conf.compression)
-        stored_otherwise = [manifest.image_id for manifest in self._store.manifests()
-                            if decisions.is_to_be_recompressed(manifest, compression)
-                            and serving.has_base(manifest)]
+
+        def is_due(manifest: Manifest | None) -> bool:
+            return manifest is not None and serving.has_base(manifest) \
+                and decisions.is_to_be_recompressed(manifest, compression)
+
+        stored_otherwise = [manifest.image_id for manifest in manifests if is_due(manifest)]
         self._recompressed.keep_only(stored_otherwise)
         for image_id in stored_otherwise:
-            if self._recompressed.acquire(image_id):
+            if is_due(self._store.load(image_id)) and self._recompressed.acquire(image_id):
                 self._manager.rebuild(image_id, in_passing=True)
                 return
 

@@ -8,7 +8,7 @@ orders, which outlive it.
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -26,7 +26,7 @@ from glance_bootcache.storage.tiers import StorageTiers
 LOG = logging.getLogger(__name__)
 
 # Hosts that are known at a time, and what they hold: whoever can write to the message bus can
-# report for any host, and make up names. An image of a host takes 250 bytes.
+# report for any host, and make up names. An image of a host takes 300 bytes.
 MOST_HOSTS = 20_000
 _MOST_HELD = 1_000_000
 # A host reports each minute; one that is silent for so long gives its place to another one.
@@ -98,9 +98,12 @@ class Hosts:
         self._orders = orders
         self._clock = clock
         self._speaks_tls = speaks_tls
-        # Guards the dictionary and its hosts; no file is read under it.
+        # Guards the dictionaries and the hosts; no file is read under it.
         self._lock = threading.Lock()
+        # The host that was heard of last is at the end.
         self._hosts: dict[str, _Host] = {}
+        # By image the hosts that hold it, and how many that is of all images.
+        self._holders: dict[str, set[str]] = {}
         self._held = 0
 
     def report(self, name: str, report: HostReport | None, refuse: Refuse = pass_over,
@@ -125,11 +128,13 @@ class Hosts:
             lacked = host is not None and host.holdings.certificates_end is None
             if host is None:
                 self._make_room(now)
-                host = self._hosts[name] = _Host(HostReport(), now)
+                host = _Host(HostReport(), now)
                 LOG.info('host %s tells what it holds', name)
-            host.seen = now
+            else:
+                del self._hosts[name]
+            self._hosts[name], host.seen = host, now
             if fresh is not None:
-                self._held += len(fresh.images) - len(host.holdings.images)
+                self._note_held(name, host.holdings.images, fresh.images)
                 host.holdings, host.sender = fresh, sender
             images = host.holdings.images
             forgotten = self._bound_held()
@@ -155,15 +160,25 @@ class Hosts:
 
         Those that report are never forgotten for names that somebody makes up.
         """
-        for name in [name for name, host in self._hosts.items()
-                     if now - host.seen > _FORGET_SECONDS]:
-            self._held -= len(self._hosts.pop(name).holdings.images)
-        if len(self._hosts) < MOST_HOSTS:
-            return
-        silent = min(self._hosts, key=lambda name: self._hosts[name].seen)
-        if now - self._hosts[silent].seen < SILENT_SECONDS:
-            raise MessageRefused('host', f'{MOST_HOSTS} others report, and no more are known')
-        self._held -= len(self._hosts.pop(silent).holdings.images)
+        while (silent := next(iter(self._hosts), None)) is not None:
+            seconds, is_full = now - self._hosts[silent].seen, len(self._hosts) >= MOST_HOSTS
+            if seconds <= _FORGET_SECONDS and not is_full:
+                return
+            if seconds < SILENT_SECONDS:
+                raise MessageRefused('host', f'{MOST_HOSTS} others report, and no more are known')
+            self._note_held(silent, self._hosts.pop(silent).holdings.images, {})
+
+    def _note_held(self, name: str, before: Mapping[str, HeldImage],
+                   images: Mapping[str, HeldImage]) -> None:
+        """Note that a host holds other images than before; with the lock held."""
+        self._held += len(images) - len(before)
+        for image_id in images.keys() - before.keys():
+            self._holders.setdefault(image_id, set()).add(name)
+        for image_id in before.keys() - images.keys():
+            holders = self._holders[image_id]
+            holders.remove(name)
+            if not holders:
+                del self._holders[image_id]
 
     def _bound_held(self) -> int:
         """Forget what those hosts hold that name the most; with the lock held.
@@ -172,8 +187,9 @@ class Hosts:
         """
         forgotten = 0
         while self._held > _MOST_HELD:
-            most = max(self._hosts.values(), key=lambda host: len(host.holdings.images))
-            self._held -= len(most.holdings.images)
+            name, most = max(self._hosts.items(),
+                             key=lambda entry: len(entry[1].holdings.images))
+            self._note_held(name, most.holdings.images, {})
             most.holdings = dataclasses.replace(most.holdings, images={})
             forgotten += 1
         return forgotten
@@ -188,16 +204,21 @@ class Hosts:
             manifest is None and self._orders.is_for_all(image_id)
             and not self._store.is_damaged(image_id)))
 
-    def _present(self) -> list[tuple[str, _Host, float]]:
-        """Return name, host and seconds since its report, by name; call it with the lock held."""
+    def _present(self, names: Iterable[str]) -> list[tuple[str, _Host, float]]:
+        """Return name, host and seconds since its report of those of some hosts that are known.
+
+        Call it with the lock held.
+        """
         now = self._clock()
-        return [(name, host, now - host.seen) for name, host in sorted(self._hosts.items())
-                if now - host.seen <= _FORGET_SECONDS]
+        return [(name, host, now - host.seen) for name in names
+                if (host := self._hosts.get(name)) is not None
+                and now - host.seen <= _FORGET_SECONDS]
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the hosts: see ListHosts."""
         with self._lock:
-            present = [(name, host.holdings, seen) for name, host, seen in self._present()]
+            present = [(name, host.holdings, seen)
+                       for name, host, seen in self._present(sorted(self._hosts))]
         return [{'host': name, 'seen': seen, 'images': len(holdings.images),
                  'bytes': _by_tier(holdings.images.values()), 'quotas': plain(holdings.quotas),
                  'rpc': holdings.rpc, 'certificates_end': holdings.certificates_end,
@@ -207,18 +228,17 @@ class Hosts:
     def bases(self, name: str) -> dict[str, Any] | None:
         """Return how a host reads bases: see HostBases."""
         with self._lock:
-            found = next(((host.holdings, seen) for known, host, seen in self._present()
-                          if known == name), None)
-        if found is None:
+            found = [(host.holdings, seen) for _name, host, seen in self._present([name])]
+        if not found:
             return None
-        holdings, seen = found
+        holdings, seen = found[0]
         return {'seen': seen, 'bases': plain(holdings.bases)}
 
     def holders(self, image_id: str) -> list[dict[str, Any]]:
         """Return the hosts that hold an image: see ImageHosts."""
         with self._lock:
-            found = [(name, held, seen) for name, host, seen in self._present()
-                     if (held := host.holdings.images.get(image_id)) is not None]
+            found = [(name, host.holdings.images[image_id], seen) for name, host, seen
+                     in self._present(sorted(self._holders.get(image_id, ())))]
         return [{'host': name, 'medium': held.medium.value, 'bytes': held.bytes,
                  'last_use': held.last_use, 'seen': seen,
                  'leaving': self._is_to_go(image_id, held, image_id in self._orders.of(name))}
@@ -230,9 +250,9 @@ class Hosts:
         :param since: monotonic seconds, as of the clock.
         """
         with self._lock:
-            return {name: held.generation for name, host in self._hosts.items()
-                    if host.seen > since
-                    and (held := host.holdings.images.get(image_id)) is not None}
+            return {name: host.holdings.images[image_id].generation
+                    for name in self._holders.get(image_id, ())
+                    if (host := self._hosts[name]).seen > since}
 
     def seen(self) -> dict[str, float]:
         """Return when each host reported last, in monotonic seconds as of the clock."""
@@ -247,8 +267,8 @@ class Hosts:
         :raises DatabaseAway: if that cannot be written; then none is told.
         """
         with self._lock:
-            known = {name: host for name, host, _seen in self._present()}
             wanted = {str(name) for name in names}
+            known = {name: host for name, host, _seen in self._present(wanted)}
             missing = sorted(wanted - set(known))
             if missing:
                 raise RequestRefused(

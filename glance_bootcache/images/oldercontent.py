@@ -5,7 +5,7 @@ stock way. When the last one of the older servers has gone, no event tells: so i
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from oslo_log import log as logging
 
@@ -42,13 +42,14 @@ class OlderContent:
         # Those that failed for another reason than that the older content is needed.
         self._tries = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_OF_TRIES, clock)
 
-    def retry(self) -> None:
+    def retry(self, manifests: Iterable[Manifest]) -> None:
         """Begin again with images that nobody needs the older content of any more.
 
+        :param manifests: of all images.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         now, in_hand = self._clock(), self._manager.jobs.images()
-        waiting = {manifest.image_id: manifest for manifest in self._store.manifests()
+        waiting = {manifest.image_id for manifest in manifests
                    if decisions.waits_for_older(manifest) and manifest.image_id not in in_hand}
         # What is tried just now may come back: its pauses are kept.
         for pauses in (self._looks, self._tries):
@@ -58,10 +59,12 @@ class OlderContent:
         for image_id in sorted(waiting, key=self._looks.due_at):
             if self._clock() > now + ROUND_SECONDS or not self._looks.acquire(image_id):
                 return
-            self._look(waiting[image_id])
+            self._look(image_id)
 
-    def _look(self, manifest: Manifest) -> None:
-        image_id = manifest.image_id
+    def _look(self, image_id: str) -> None:
+        manifest = self._store.load(image_id)
+        if manifest is None or not decisions.waits_for_older(manifest):
+            return
         if manifest.cause.reason is Reason.OLDER_CONTENT_IN_USE:
             # Nothing was downloaded for that.
             self._tries.forget(image_id)

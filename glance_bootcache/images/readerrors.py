@@ -36,6 +36,8 @@ from glance_bootcache.storage.tiers import StorageTiers
 LOG = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+# Logs that are looked at at a time, in turn. A loop fills those of many seconds.
+_MOST_LOGS = 1000
 # So many looks later bases' files are compared with those that were verified.
 _COMPARED_EACH = 60
 # So many times an export that was read well afterwards is served again.
@@ -65,6 +67,7 @@ class ReadErrors:
         self._ceph = ceph
         # By their paths. The looking thread's own.
         self._logs = {path: _log(path) for path in exporter.log_paths}
+        self._turn = 0
         # How often each image's base was taken out. The looking thread's own.
         self._taken_out: collections.Counter[str] = collections.Counter()
         self._stopping = threading.Event()
@@ -91,15 +94,19 @@ class ReadErrors:
                 LOG.warning('exporter: its read errors cannot be looked at: %s', error)
 
     def once(self) -> None:
-        """Look at what the exporter has logged, and take out what cannot be read.
+        """Look at what exporters have logged, and take out what cannot be read.
+
+        Of many exporters some are looked at, in turn.
 
         :raises OSError: if a log cannot be read.
         :raises StorageDaemonError: if the exporter refuses.
         """
         paths = self._exporter.log_paths
         self._logs = {path: self._logs.get(path) or _log(path) for path in paths}
-        for path, log in self._logs.items():
-            export = log.looping()
+        turns = -(-len(paths) // _MOST_LOGS)
+        self._turn += 1
+        for path in paths[self._turn % turns::turns]:
+            export = self._logs[path].looping()
             if export is not None and self._exporter.may_serve(path, export):
                 self._take_out(export)
 
@@ -116,9 +123,9 @@ class ReadErrors:
     def _take_out(self, export: str) -> None:
         LOG.error('exporter: %s cannot be read in a place, and hosts ask again without end; it is'
                   ' served no more', export)
-        kind, _hyphen, rest = export.partition('-')
+        kind = export.partition('-')[0]
         try:
-            image_id = str(uuid.UUID(rest[:36]))
+            image_id = str(uuid.UUID(naming.image_of(export)))
         except ValueError:
             image_id = ''
         manifest = self._store.load(image_id) if image_id else None

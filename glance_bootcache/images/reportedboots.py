@@ -72,22 +72,42 @@ class ExpectedReports:
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
         self._began = clock()
-        self._lock = threading.Lock()  # guards the dictionary
+        self._lock = threading.Lock()  # guards what is below
+        # By image and host; those of which a boot was expected last are at the end.
         self._boots: dict[tuple[str, str], list[ExpectedBoot]] = {}
+        self._count = 0
+        self._hosts_of: dict[str, set[str]] = {}
 
     def expect(self, image_id: str, host: str, server_id: str, seconds: float,
                owner: str = '') -> None:
         """Expect a report for some seconds; where too many are expected, the oldest are not."""
         now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
         with self._lock:
-            # Of many no report ever comes: servers go the stock way, or hosts are lost.
-            self._boots = {key: later for key, boots in self._boots.items()
-                           if (later := [boot for boot in boots if boot.until > now])}
-            self._boots[key] = [*self._boots.pop(key, []), ExpectedBoot(
+            self._set(key, [*self._pop(key, now), ExpectedBoot(
                 server_id[:_LONGEST_NAME], now, now + seconds,
-                owner[:_LONGEST_NAME])][-_MOST_OF_ONE:]
-            while sum(map(len, self._boots.values())) > _MOST_BOOTS:
-                del self._boots[next(iter(self._boots))]
+                owner[:_LONGEST_NAME])][-_MOST_OF_ONE:])
+            # Of many no report ever comes: servers go the stock way, or hosts are lost.
+            while (oldest := next(iter(self._boots), None)) and (
+                    self._count > _MOST_BOOTS or self._boots[oldest][-1].until <= now):
+                self._pop(oldest, now)
+
+    def _pop(self, key: tuple[str, str], now: float) -> list[ExpectedBoot]:
+        """Remove the boots of an image on a host; return those that are expected still."""
+        boots = self._boots.pop(key, [])
+        self._count -= len(boots)
+        if boots:
+            hosts = self._hosts_of[key[0]]
+            hosts.remove(key[1])
+            if not hosts:
+                del self._hosts_of[key[0]]
+        return [boot for boot in boots if boot.until > now]
+
+    def _set(self, key: tuple[str, str], boots: list[ExpectedBoot]) -> None:
+        """Expect boots of an image on a host of which none is."""
+        if boots:
+            self._boots[key] = boots
+            self._count += len(boots)
+            self._hosts_of.setdefault(key[0], set()).add(key[1])
 
     def take(self, image_id: str, host: str, server_id: str = '') -> ExpectedBoot | None:
         """Return the boot that a host was asked to report; each counts once.
@@ -97,20 +117,19 @@ class ExpectedReports:
         """
         now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
         with self._lock:
-            later = [boot for boot in self._boots.pop(key, []) if boot.until > now]
+            later = self._pop(key, now)
             found = next((boot for boot in later
                           if server_id[:_LONGEST_NAME] in ('', boot.server_id)), None)
             if found is not None:
                 later.remove(found)
-            if later:
-                self._boots[key] = later
+            self._set(key, later)
         return found
 
     def put_back(self, image_id: str, host: str, boot: ExpectedBoot) -> None:
         """Expect a report again that could not be written: its host sends it again."""
-        key = (image_id, host[:_LONGEST_NAME])
+        now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
         with self._lock:
-            self._boots[key] = [boot, *self._boots.get(key, [])][:_MOST_OF_ONE]
+            self._set(key, [boot, *self._pop(key, now)][:_MOST_OF_ONE])
 
     def may_be_forgotten(self, seconds: float) -> bool:
         """Tell whether what comes now may have been asked for before a restart.
@@ -123,8 +142,8 @@ class ExpectedReports:
         """Return the hosts of which a report about an image is expected."""
         now = self._clock()
         with self._lock:
-            return {host for (image, host), boots in self._boots.items()
-                    if image == image_id and any(boot.until > now for boot in boots)}
+            return {host for host in self._hosts_of.get(image_id, ())
+                    if any(boot.until > now for boot in self._boots[image_id, host])}
 
 
 # Boots that are remembered of an image until another one confirms what they read, and their
@@ -328,11 +347,13 @@ class ReportedBoots:
     def _wants_report(self, manifest: Manifest, host: str, owner: str) -> bool:
         if not self._can_learn(manifest, owner):
             return False
+        if manifest.made.working_set is None:
+            return True
         asked = self._expected.hosts(manifest.image_id)
         # A boot that is watched waits until its host has the cache image: not all of a storm. And
         # where so many boots had nothing in common, another one hardly has.
         most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < MOST_UNCONFIRMED else 1
-        return manifest.made.working_set is None or host in asked or len(asked) < most
+        return host in asked or len(asked) < most
 
     def _earlier(self, manifest: Manifest) -> tuple[Boot, ...]:
         """Return the boots that are remembered of an image's working set as it is."""

@@ -8,7 +8,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -97,20 +97,28 @@ class GlanceStatusPublisher:
             known = self._seen.get(image.image_id)
         return known is not None and known.image.updated_at != image.updated_at
 
-    def publish(self) -> None:
-        """Publish what has changed; if Glance is away, the others wait."""
-        manifests = {manifest.image_id: manifest for manifest in self._store.manifests()}
+    def publish(self, manifests: Iterable[Manifest]) -> None:
+        """Publish what has changed; if Glance is away, the others wait.
+
+        :param manifests: of all images; one that came since is published in the next round.
+        """
+        listed = {manifest.image_id: manifest for manifest in manifests}
         with self._lock:
-            self._seen = {image_id: seen for image_id, seen in self._seen.items()
-                          if image_id in manifests}
             seen = dict(self._seen)
+        for image_id in seen.keys() - listed.keys():
+            if self._store.known(image_id) is None:
+                with self._lock:
+                    self._seen.pop(image_id, None)
         due = [image_id for image_id, known in seen.items() if known.refused < _MOST_TRIES
-               and self._is_due(known.image, manifests[image_id])]
+               and image_id in listed and self._is_due(known.image, listed[image_id])]
         # One whose property Glance refuses holds up no other.
         random.shuffle(due)
         until, failures = time.monotonic() + _ROUND_SECONDS, 0
         for image_id in due:
-            failures = 0 if self._publish(manifests[image_id], seen[image_id]) else failures + 1
+            manifest, known = self._store.known(image_id), seen[image_id]
+            if manifest is None or not self._is_due(known.image, manifest):
+                continue
+            failures = 0 if self._publish(manifest, known) else failures + 1
             if failures == _MOST_FAILURES or time.monotonic() > until:
                 return
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from oslo_log import log as logging
 
@@ -35,15 +35,17 @@ class DiskRoom:
         self._promised: dict[object, int] = {}
         self._given_back = threading.Condition()
 
-    def keep_quota(self) -> None:
+    def keep_quota(self, manifests: Sequence[Manifest]) -> None:
         """Evict what is over the storage disk tier's quota, as after it was lowered; and damage.
 
+        :param manifests: of all images, just read.
         :raises BootcacheError: if the exporter does not answer.
         """
-        for manifest in self._store.manifests():
+        for manifest in manifests:
             if self._tiers.is_damaged(manifest):
                 self.evict(manifest.image_id)
-        self.make('', 0)
+        if self._tiers.plan_disk(manifests).evict:
+            self.make('', 0)
 
     @contextlib.contextmanager
     def kept(self, image_id: str, incoming: int, in_passing: bool = False) -> Iterator[None]:

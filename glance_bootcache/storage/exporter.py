@@ -36,6 +36,7 @@ from glance_bootcache.storage.clients import Client
 
 LOG = logging.getLogger(__name__)
 
+
 def of_base(manifest: Manifest) -> set[str]:
     """Return the names of the exports that are read from an image's base file, or its clone."""
     return {manifest.made.base_export, naming.export_name(naming.EXPORT_STORED, manifest.image_id)}
@@ -140,6 +141,8 @@ class Exporter:
     """An exporter of this storage node: that of all hosts, or that of one.
 
     :ivar certificate: the name in that of the one client that is let in; empty for all.
+    :ivar adopted_at: when ``adopt`` began last, in monotonic seconds, whatever came of it; 0 if it
+        never did.
 
     :param conf: configuration of the storage service.
     :param clones: opens bases in Ceph for it; one for all exporters, and not closed by any.
@@ -171,6 +174,7 @@ class Exporter:
         self._asked_at: dict[str, float] = {}
         self._suspended = suspended
         self.certificate = only.certificate if only else ''
+        self.adopted_at = 0.0
         self._clones = clones
         # Exports of cache images whose files go just now, with what is set when that is over.
         # Entered by who has the monitor alone.
@@ -204,9 +208,13 @@ class Exporter:
         :returns: what is to be served again, as the daemon that served it was ended here.
         :raises StorageDaemonError: if it runs and does not answer.
         """
+        self.adopted_at = time.monotonic()
         with self._alone():
-            served = tuple(self._look()) if self._runs() else ()
-            return served if self._admission.keep() else ()
+            if not self._runs():
+                return ()
+            with self._daemon.session():
+                served = tuple(self._look())
+                return served if self._admission.keep() else ()
 
     @property
     def runs(self) -> bool:
@@ -218,10 +226,23 @@ class Exporter:
         """Whether the daemon has told what it serves, or there is none."""
         return not self.runs or self._looked_at == self._daemon.pid()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what the daemon serves now, or there is none."""
+        return not self.runs or self._served_by == self._daemon.pid()
+
+    @property
+    def served(self) -> Collection[str]:
+        """The names of the exports that the daemon serves, as far as it has told."""
+        return list(self._served) if self.runs else ()
+
     def may_serve(self, image_id: str) -> bool:
-        """Tell whether an image, or an export, may be served; without asking QEMU."""
-        return self._looked_at is None or self._looked_at != self._daemon.pid() \
-            or any(image_id in export for export in list(self._served))
+        """Tell whether an image, or an export, may be served if the daemon runs.
+
+        Nobody but this process starts it, and what it serves then is in ``_served``: so it is
+        neither asked, nor looked at whether it runs.
+        """
+        return self._looked_at is None or any(image_id in export for export in list(self._served))
 
     def end_unused(self, idle: float) -> bool:
         """End a daemon that serves nothing, and was not asked for anything in a while.
@@ -231,9 +252,18 @@ class Exporter:
         :raises StorageDaemonError: if it does not answer.
         """
         before = time.monotonic() - idle
+
+        def is_used() -> bool:
+            return bool(self._served) or max(self._asked_at.values(), default=0) > before
+
+        # Of one of which it is not known ``adopt`` finds out.
+        if not self.is_known or (self.runs and is_used()):
+            return False
         with self._alone():
             ran = self.runs
-            if not ran or not (self._look() or max(self._asked_at.values(), default=0) > before):
+            if ran:
+                self._look()
+            if not ran or not is_used():
                 self._daemon.stop()
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._daemon.pid_path)  # Of one that crashed: nobody starts it anew.
@@ -296,10 +326,6 @@ class Exporter:
             if leaving is not None and not leaving.wait(_PATIENCE_SECONDS):
                 raise exception.StorageDaemonBusy(
                     f'exporter: the cache image of {manifest.image_id} is being removed')
-
-    def reads(self, manifest: Manifest) -> bool:
-        """Tell whether the daemon runs and serves an image's base or its stored file."""
-        return self.runs and not of_base(manifest).isdisjoint(list(self._served))
 
     def _ensure(self, manifest: Manifest, cache_path: str | None, base: Base | None) -> bool:
         base_export = manifest.made.base_export
@@ -383,7 +409,7 @@ class Exporter:
                 self._leaving.pop(export).set()
 
     def _withdraw(self, export: str, disconnect: bool = False) -> bool:
-        if self._runs() and self.may_serve(export) and export in self._look():
+        if self.may_serve(export) and self._runs() and export in self._look():
             return self._remove(export, disconnect=disconnect)
         self._asked_at.pop(export, None)
         return True
@@ -391,28 +417,30 @@ class Exporter:
     def _runs(self) -> bool:  # One that does not answer goes on serving.
         return self._daemon.runs or self._daemon.answers()
 
-    def withdraw_idle(self, image_id: str, idle: float, with_cache: bool = False) -> None:
-        """Serve an image's base and stored file no more, if nobody has asked for them in a while.
+    def withdraw_idle(self, is_unneeded: Callable[[str], bool], idle: float,
+                      with_cache: bool = False) -> None:
+        """Serve bases and stored files no more for which nobody has asked in a while.
 
         Not while a host is connected: QEMU refuses that.
 
+        :param is_unneeded: tells of an image's id whether its exports may go.
         :param idle: seconds.
-        :param with_cache: the cache image as well. Its node is of our own making and takes some
+        :param with_cache: cache images as well. Their nodes are of our own making and take some
             kilobytes, while that of a tenant's qcow2 keeps its tables.
         :raises StorageDaemonError: if the daemon does not answer.
         """
+        before = time.monotonic() - idle
         for export in sorted(export for export in list(self._served)
-                             if image_id in export and (with_cache or is_base(export)
-                                                        or is_difference(export))):
-            before = time.monotonic() - idle
+                             if (with_cache or is_base(export) or is_difference(export))
+                             and is_unneeded(naming.image_of(export))):
             if export not in self._served \
                     or self._asked_at.setdefault(export, time.monotonic()) > before:
                 continue
             with self._alone():
                 if export in self._exports() \
                         and self._remove(export, disconnect=False, unless_asked_since=before):
-                    LOG.info('image %s: its %s is not served until it is asked for', image_id,
-                             export.partition('-')[0])
+                    LOG.info('image %s: its %s is not served until it is asked for',
+                             naming.image_of(export), export.partition('-')[0])
 
     def _remove(self, export: str, disconnect: bool,
                 unless_asked_since: float | None = None) -> bool:

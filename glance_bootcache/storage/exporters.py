@@ -8,9 +8,12 @@ nothing new, whatever is not known of a host: it ends when nobody reads what it 
 import contextlib
 import functools
 import glob
+import heapq
+import operator
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -36,8 +39,12 @@ LOG = logging.getLogger(__name__)
 COMMON = ''
 # Of an exporter's files in run_dir: its log outlives it, until its host has left.
 _FILES = 'pid', 'qmp', 'log', 'asked'
-# Exporters that are looked at, and if need be started anew, side by side.
+# Exporters that are looked at, and if need be started anew, side by side; each takes 5 ms.
 _AT_ONCE = 4
+# Of a round of upkeep. Those that are left come first in the next.
+_ROUND_SECONDS = 10
+# So many that were asked for since the last round are looked at in a round, and so many others.
+MOST_LOOKS = 200
 
 
 class Exporters:
@@ -66,6 +73,8 @@ class Exporters:
         self._throttle = LogThrottle(LOG)
         self._lock = threading.Lock()  # guards the dictionary
         self._own: dict[Client, Exporter] = {}
+        # Certificates whose hosts have asked since their exporter was looked at; steps are atomic.
+        self._asked: set[str] = set()
         for client in self._clients.all():
             self._exporter_of(client)
 
@@ -73,11 +82,11 @@ class Exporters:
 
     def _exporter_of(self, client: Client) -> Exporter:
         with self._lock:
-            # The port may have been another one's.
-            for other in [other for other in self._own if other != client and (
-                    other.port == client.port or other.certificate == client.certificate)]:
-                del self._own[other]
             if client not in self._own:
+                # The port may have been another one's.
+                for other in [other for other in self._own if other.port == client.port
+                              or other.certificate == client.certificate]:
+                    del self._own[other]
                 self._own[client] = Exporter(self._conf, self._clones, self._suspended,
                                              client)
             return self._own[client]
@@ -151,6 +160,7 @@ class Exporters:
             raise exception.MessageRefused(
                 'certificate', f'{quoted(certificate)} is none of [bootcache]tls_client_names')
         self._clients.note(host, certificate)
+        self._asked.add(certificate)
         self._save()
         return certificate
 
@@ -169,18 +179,26 @@ class Exporters:
     def start(self, serve: Callable[[Collection[str], str], None] | None = None) -> bool:
         """Adopt or start the daemons, and look what they serve.
 
-        Of those of single hosts that have to be started anew, as with renewed certificates, few
-        are away at a time.
+        Of those of single hosts some are looked at: all that have not told, MOST_LOOKS of those
+        whose hosts have asked, and as many others, the one first that was not looked at for
+        longest. So each is within N / MOST_LOOKS calls of N; where some hang, as many a call as
+        the others leave time for.
+        Of those that have to be started anew, as with renewed certificates, few are away at a time.
 
         :param serve: serves a certificate those exports again that a daemon served which was
-            ended here; what fails there is not raised.
+            ended here; what StorageDaemonError it raises is not raised.
         :returns: True if the one of all hosts was started, and so serves nothing yet; those of
             single hosts are started when something is to be served.
         :raises StorageDaemonError: if that one does not come up.
         """
         self._clones.start()
 
+        end = time.monotonic() + _ROUND_SECONDS
+
         def adopt(each: Exporter) -> None:
+            if time.monotonic() >= end:
+                return
+            self._asked.discard(each.certificate)
             try:
                 served = each.adopt()
                 if served and serve is not None and each.certificate:
@@ -193,10 +211,27 @@ class Exporters:
                     each.log_path, 'an exporter does not answer, and of what it serves nothing'
                     ' changes until it does: %s', error)
 
-        with futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-exporters') as workers:
-            list(workers.map(adopt, (*self._all_own(), *[self.common] * self._has_own)))
+        workers = futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-exporters')
+        looks = [workers.submit(adopt, each) for each in self._due()]
+        # Nobody waits for one that hangs: it has its thread for up to a minute.
+        workers.shutdown(wait=False)
+        for look in futures.wait(looks, _ROUND_SECONDS).done:
+            look.result()
         self._end_unknown()
         return not self._has_own and self.common.start()
+
+    def _due(self) -> list[Exporter]:
+        """Return the exporters that are to be looked at in a round, in this order."""
+        unknown: list[Exporter] = []
+        asked: list[Exporter] = []
+        others: list[Exporter] = []
+        for each in self._all_own():
+            (unknown if not each.is_known else asked if each.certificate in self._asked
+             else others).append(each)
+        adopted_at = operator.attrgetter('adopted_at')
+        return sorted((*unknown, *heapq.nsmallest(MOST_LOOKS, asked, adopted_at),
+                       *heapq.nsmallest(MOST_LOOKS, others, adopted_at),
+                       *[self.common] * self._has_own), key=adopted_at)
 
     def _end_unknown(self) -> None:
         """End exporters of hosts that are not known, and remove their files.
@@ -209,11 +244,13 @@ class Exporters:
             for client in set(self._own) - set(self._clients.all()):
                 if not self._own[client].runs:
                     del self._own[client]
+                    self._asked.discard(client.certificate)
+        known = {client.daemon for client in self._clients.all()}
         directory = self._conf[bootcache_conf.GROUP].run_dir
         pattern = os.path.join(glob.escape(directory), 'exporter-*.*')
         for name in sorted({os.path.basename(path).partition('.')[0] for path in
                             glob.glob(pattern)}):
-            if any(client.daemon == name for client in self._clients.all()):
+            if name in known:
                 continue
             daemon = StorageDaemon(name, directory, UnixListener(''))
             if daemon.pid() is not None:
@@ -347,18 +384,22 @@ class Exporters:
             yield all(stack.enter_context(each.withdrawn(manifest))
                       for each in (self.common, *self._all_own()))
 
-    def withdraw_idle(self, image_id: str, idle: float, keep: Collection[str] = ()) -> None:
-        """Serve an image no more to whom has not asked for it in a while, nor needs it.
+    def withdraw_idle(self, needed_by: Mapping[str, Collection[str]], idle: float) -> None:
+        """Serve images no more to those who have not asked for them in a while, nor need them.
 
         Those of single hosts give up the cache image as well: see ``Exporter.withdraw_idle``.
 
+        :param needed_by: by the id of each image that may go, who needs it, as ``of_hosts`` names
+            them.
         :param idle: seconds.
-        :param keep: who needs it, as ``of_hosts`` names them.
         :raises StorageDaemonError: if a daemon does not answer.
         """
-        kept = [self._of(certificate) for certificate in keep]
-        self._all(functools.partial(each.withdraw_idle, image_id, idle, with_cache=self._has_own)
-                  for each in self._serving(image_id) if each not in kept)
+        def is_unneeded(certificate: str, image_id: str) -> bool:
+            return image_id in needed_by and certificate not in needed_by[image_id]
+
+        self._all(functools.partial(
+            each.withdraw_idle, functools.partial(is_unneeded, each.certificate), idle,
+            with_cache=self._has_own) for each in self._serving())
 
     def retire(self, image_id: str, with_base: bool) -> bool:
         """Stop serving an image: see ``Exporter.retire``."""
@@ -379,8 +420,16 @@ class Exporters:
         readers = [self.common, *self._all_own()]
         # What one serves that has not answered yet since this process runs is not known.
         may_end = all(each.has_told for each in readers)
+        served = {export for each in readers for export in each.served}
         self._clones.keep((manifest for manifest in manifests
-                           if any(each.reads(manifest) for each in readers)), may_end)
+                           if not exporter.of_base(manifest).isdisjoint(served)), may_end)
+
+    def untold(self) -> set[str]:
+        """Return what names the exporters of hosts that run and have not told what they serve.
+
+        One that hangs is among them: ``start`` looks at them, and nobody waits for that.
+        """
+        return {each.certificate for each in self._all_own() if not each.is_known}
 
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""

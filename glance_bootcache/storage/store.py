@@ -234,18 +234,21 @@ class ImageStore:
 
     def manifests(self) -> list[Manifest]:
         """Return the manifests of all images, by id; of one that cannot be read what it was."""
-        found = []
-        for name in sorted(os.listdir(self._images)):
-            try:
-                manifest = self.load(name)
-            except ValueError:
-                continue
-            except OSError as error:
-                _THROTTLE.warning(name, 'image %s: its manifest cannot be read: %s', name, error)
-                manifest = self._read.get(self.path(name, _MANIFEST), (None, None))[1]
-            if manifest is not None:
-                found.append(manifest)
-        return found
+        found = map(self.known, sorted(os.listdir(self._images)))
+        return [manifest for manifest in found if manifest is not None]
+
+    def known(self, name: str) -> Manifest | None:
+        """Return an image's manifest; of one that cannot be read what it was; else None.
+
+        :param name: its id; there is none of what is no UUID.
+        """
+        try:
+            return self.load(name)
+        except ValueError:
+            return None
+        except OSError as error:
+            _THROTTLE.warning(name, 'image %s: its manifest cannot be read: %s', name, error)
+            return self._read.get(self.path(name, _MANIFEST), (None, None))[1]
 
     def remove(self, image_id: str) -> None:
         """Forget an image; the manifest goes first, so that a crash leaves no half-true state."""

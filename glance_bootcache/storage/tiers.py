@@ -309,10 +309,13 @@ class StorageTiers:
         if os.path.isdir(self._store.directory(image_id)):
             self._last_uses.record(image_id, when)
 
-    def forget_gone(self) -> None:
-        """Forget files and last uses of images that are gone."""
+    def forget_gone(self, manifests: Iterable[Manifest]) -> None:
+        """Forget files and last uses of images that are gone.
+
+        :param manifests: of all images, just read.
+        """
         self._contents.forget_gone()
-        self._last_uses.keep_only({manifest.image_id for manifest in self._store.manifests()})
+        self._last_uses.keep_only({manifest.image_id for manifest in manifests})
 
     def plan_disk(self, manifests: Iterable[Manifest], incoming: int = 0,
                   busy: Collection[str] = ()) -> Eviction:

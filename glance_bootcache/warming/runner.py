@@ -161,11 +161,10 @@ class Warming:
         if self._policy_looks.acquire():
             self._follow_policy(now)
         with self._lock:
-            begun = [job for job in self._jobs.values()
-                     if (job.phase is not WarmPhase.DONE and job.hosts)
-                     or job.phase is WarmPhase.ASKED]
+            begun = [job for job in self._jobs.values() if job.is_to_be_looked_at(now)]
+        seen = self._hosts.seen() if begun else {}
         for job in begun:
-            self._look(job)
+            self._look(job, seen)
         with self._lock:
             starting = warmjobs.may_start(self._jobs.values(), now, self._conf.warm_concurrency)
         for job in starting:
@@ -173,13 +172,13 @@ class Warming:
             if job.due <= now:
                 self._ask(job)
 
-    def _look(self, job: WarmJob) -> None:
+    def _look(self, job: WarmJob, seen: Mapping[str, float]) -> None:
         manifest = self._store.load(job.image_id)
         why_not = warmjobs.why_not_warm(job.image_id, manifest)
         if why_not or manifest is None:
             self._end(job, why_not)
             return
-        holding, seen = self._hosts.held_since(job.image_id, job.asked_at), self._hosts.seen()
+        holding = self._hosts.held_since(job.image_id, job.asked_at)
         with self._lock:
             before, now = job.phase, self._clock()
             job.look(holding, manifest.wished.generation, now)

@@ -18,6 +18,9 @@ _BACKOFF_SECONDS = 30.0
 _LONGEST_BACKOFF_SECONDS = 600.0
 _WARM = (WarmOutcome.CACHED, WarmOutcome.EXISTING)
 _LONGEST_REASON = 500
+# A job that waits for its next attempt is looked at as often, if no host reports: what else warms
+# hosts takes longer.
+_LOOK_SECONDS = 30.0
 # Each host reports within a minute, whatever it is busy with; one that does not is not there.
 _SILENT_SECONDS = 180.0
 
@@ -69,6 +72,7 @@ class WarmJob:
     :ivar due: when Nova is to be asked (again).
     :ivar asked_at: when it was asked last.
     :ivar heard_at: when it was asked last, or a host reported, whichever was later.
+    :ivar looked_at: when ``look`` was called last.
     :ivar ended_at: when the job was done.
     :ivar by_policy: it is remembered until the image's manifest says that its hosts are warm.
     """
@@ -83,6 +87,7 @@ class WarmJob:
     unanswered: int = 0
     asked_at: float = 0.0
     heard_at: float = 0.0
+    looked_at: float = 0.0
     ended_at: float = 0.0
     by_policy: bool = False
 
@@ -114,12 +119,19 @@ class WarmJob:
         self.heard_at = now
         return True
 
+    def is_to_be_looked_at(self, now: float) -> bool:
+        """Return whether its hosts may be other than at the last look: a look walks all of them."""
+        return self.phase is WarmPhase.ASKED or (
+            self.phase is WarmPhase.WAITING and bool(self.hosts)
+            and (self.heard_at >= self.looked_at or now - self.looked_at >= _LOOK_SECONDS))
+
     def look(self, holding: Mapping[str, int], generation: int, now: float) -> None:
         """Count hosts as warm that hold the image, as their report of it may have been lost.
 
         :param holding: by host, the generation held, of hosts that reported since Nova was asked.
         :param generation: the image's.
         """
+        self.looked_at = now
         for name, known in self.hosts.items():
             if not known.is_final and holding.get(name, -1) >= generation:
                 self.report(name, WarmOutcome.EXISTING if known.held else WarmOutcome.CACHED, '',

@@ -128,9 +128,9 @@ def test_it_is_served_while_somebody_asks(cloud, child):
     assert not exports()
     assert cloud.plan_boot(PlanBoot(CHILD, 'host-1', ''))['action'] == BootAction.CACHE
     assert len(exports()) == 1
-    cloud.house.exporter.withdraw_idle(CHILD, 3600)
+    cloud.house.exporter.withdraw_idle({CHILD: ()}, 3600)
     assert len(exports()) == 1
-    cloud.house.exporter.withdraw_idle(CHILD, 0)
+    cloud.house.exporter.withdraw_idle({CHILD: ()}, 0)
     assert not exports()
     assert offered(cloud).difference is not None and len(exports()) == 1
     cloud.house.exporter.retire(CHILD, with_base=False)

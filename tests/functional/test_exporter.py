@@ -147,9 +147,9 @@ def test_upkeep_finds_out_what_is_not_served_any_more(exporter, image):
 def test_what_nobody_asks_for_goes_and_comes_back(exporter, image, storage_conf):
     exporter.ensure(image, None)
     ensure_stored(exporter, image)
-    exporter.withdraw_idle(image.image_id, 3600)
+    exporter.withdraw_idle(image.image_id.__eq__, 3600)
     assert len(served(exporter)) == 2, 'it was asked for just now'
-    exporter.withdraw_idle(image.image_id, 0)
+    exporter.withdraw_idle(image.image_id.__eq__, 0)
     assert served(exporter) == set() and exporter._daemon.nodes() == set()
     exporter.ensure(image, None)
     with connected(storage_conf, f'base-{image.image_id}') as handle:
@@ -159,10 +159,10 @@ def test_what_nobody_asks_for_goes_and_comes_back(exporter, image, storage_conf)
 def test_what_a_host_is_connected_to_stays(exporter, image, storage_conf):
     exporter.ensure(image, None)
     with connected(storage_conf, f'base-{image.image_id}') as handle:
-        exporter.withdraw_idle(image.image_id, 0)
+        exporter.withdraw_idle(image.image_id.__eq__, 0)
         assert len(handle.pread(MIB, 0)) == MIB
         assert served(exporter) == {f'base-{image.image_id}'}
-    until(lambda: (exporter.withdraw_idle(image.image_id, 0), served(exporter))[1] == set(),
+    until(lambda: (exporter.withdraw_idle(image.image_id.__eq__, 0), served(exporter))[1] == set(),
           'the end of the export after its client')
 
 
@@ -177,7 +177,7 @@ def test_who_asks_while_an_idle_export_goes_finds_it(exporter, image, monkeypatc
         return found
 
     monkeypatch.setattr(exporter, '_exports', asked_meanwhile)
-    exporter.withdraw_idle(image.image_id, 0)
+    exporter.withdraw_idle(image.image_id.__eq__, 0)
     assert served(exporter) == {f'base-{image.image_id}'}
     monkeypatch.undo()
     assert exporter._is_served(f'base-{image.image_id}')
@@ -187,9 +187,9 @@ def test_an_adopted_export_that_nobody_asks_for_goes_after_a_while(exporter, ima
     exporter.ensure(image, None)
     later = Exporter(storage_conf, OpenClones(storage_conf))
     later.start()
-    later.withdraw_idle(image.image_id, 3600)
+    later.withdraw_idle(image.image_id.__eq__, 3600)
     assert served(exporter) == {f'base-{image.image_id}'}, 'whoever needs it has not said so yet'
-    later.withdraw_idle(image.image_id, 0)
+    later.withdraw_idle(image.image_id.__eq__, 0)
     assert served(exporter) == set()
 
 
@@ -206,7 +206,7 @@ def test_a_host_that_needs_a_base_again_has_it_served(hosts, node, directory, mo
 
     def is_withdrawn():
         # It may hear a little later that its reader has left.
-        node.exporter.withdraw_idle(IMAGE, 0)
+        node.exporter.withdraw_idle({IMAGE: ()}, 0)
         return f'base-{IMAGE}' not in node.exports
 
     until(is_withdrawn, 'nobody reads it')

@@ -184,7 +184,7 @@ def registered():
 @pytest.mark.parametrize('name', HOSTILE)
 def test_a_hostile_image_is_skipped_and_leaves_nothing(registered, name):
     service, ids = registered
-    service.manager.publisher.publish()
+    service.manager.publisher.publish(service.store.manifests())
     manifest = service.store.load(ids[name])
     assert manifest.standing is Standing.SKIPPED, manifest.reason
     assert re.search(HOSTILE[name][2], manifest.reason), manifest.reason

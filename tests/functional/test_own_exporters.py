@@ -164,7 +164,7 @@ def test_nothing_is_served_that_a_host_has_not_asked_for(node, one, other):
     """The image of one is none of the other's, who has an exporter for another image."""
     other.asks()
     for each in node.exporter._own.values():
-        each.withdraw_idle(IMAGE, -1, with_cache=True)
+        each.withdraw_idle(IMAGE.__eq__, -1, with_cache=True)
     answer = one.asks()
     empty = other.node.exporter.describe(node.manifest, other.certificate)
     assert one.lists(answer) and other.lists(empty) == set()
@@ -178,7 +178,7 @@ def test_what_nobody_uses_any_more_goes_and_old_names_are_of_no_use(node, one, m
     handle.set_export_name(answer['base_export'])
     handle.opt_go()
     # It is connected to the base, and has the cache image.
-    node.exporter.withdraw_idle(IMAGE, -1)
+    node.exporter.withdraw_idle({IMAGE: ()}, -1)
     node.exporter.end_unused(-1)
     assert handle.pread(512, 0)
     assert one.lists(answer) == {answer['base_export']}
@@ -186,7 +186,7 @@ def test_what_nobody_uses_any_more_goes_and_old_names_are_of_no_use(node, one, m
     handle.shutdown()
 
     def goes(*keep):
-        node.exporter.withdraw_idle(IMAGE, -1, keep)
+        node.exporter.withdraw_idle({IMAGE: keep}, -1)
         return not node.exporter._own[Client(one.certificate, answer['server'][1])]._look()
 
     assert not goes(*node.exporter.of_hosts(['compute-1']))

@@ -72,7 +72,7 @@ def service(glance, storage_conf):
 def test_an_image_with_as_many_properties_as_glance_allows(service, caplog):
     image = service.upload(one='1', two='2', three='3')
     for _round in range(5):
-        service.publisher.publish()
+        service.publisher.publish(service.store.manifests())
     assert service.shown(image) is None
     (line,) = [line for line in caplog.messages if image in line]
     assert '[DEFAULT]image_property_quota of glance-api.conf' in line
@@ -81,7 +81,7 @@ def test_an_image_with_as_many_properties_as_glance_allows(service, caplog):
     until(lambda: time.time() >= changed + 1, 'the next second')
     service._glance.client().images.update(image, remove_props=['one', 'two'])
     service.look(image)
-    service.publisher.publish()
+    service.publisher.publish(service.store.manifests())
     assert service.shown(image) == 'failed'
 
 
@@ -93,10 +93,10 @@ def test_an_image_without_a_hash_is_left_alone_for_an_hour(service, glance):
     glance.add_location(image, location_of('file', image))
     glance.wait(image, 'active', hashed=False)
     service.know(image)
-    service.publisher.publish()
+    service.publisher.publish(service.store.manifests())
     assert service.shown(image) is None
     service.later = 3601
-    service.publisher.publish()
+    service.publisher.publish(service.store.manifests())
     assert service.shown(image) == 'failed'
 
 
@@ -105,9 +105,9 @@ def test_an_image_that_glance_is_at_work_on_is_left_alone(service, glance, first
     image = service.upload()
     names = {'os_glance_import_task': 'a-task', 'os_glance_importing_to_stores': 'other'}
     glance.note(image, first, names[first])
-    service.publisher.publish()
+    service.publisher.publish(service.store.manifests())
     assert service.shown(image) is None
     # It notifies nothing when it is done.
     glance.note(image, first, None)
-    service.publisher.publish()
+    service.publisher.publish(service.store.manifests())
     assert service.shown(image) == 'failed'

@@ -181,13 +181,16 @@ class FakeExporter:
             self.serving[manifest.image_id] = self.serving[manifest.image_id][0], None
         yield gone
 
-    def withdraw_idle(self, image_id, idle, keep=()):
-        """As Exporters.withdraw_idle, of one that nobody has asked for."""
-        if keep:
-            return
-        self.idle.append(image_id)
-        if image_id not in self.readers:
-            self.serving.pop(image_id, None)
+    def withdraw_idle(self, needed_by, idle):
+        """As Exporters.withdraw_idle, of images that nobody has asked for."""
+        for image_id in [image_id for image_id, needed in needed_by.items() if not needed]:
+            self.idle.append(image_id)
+            if image_id not in self.readers:
+                self.serving.pop(image_id, None)
+
+    def untold(self):
+        """As Exporters.untold: it has told."""
+        return set()
 
     def ensure_stored(self, manifest, certificate=''):
         """As Exporter.ensure_stored."""
@@ -256,7 +259,7 @@ class FakeTiers:
     def stop(self):
         """As StorageTiers.stop."""
 
-    def forget_gone(self):
+    def forget_gone(self, manifests):
         """As StorageTiers.forget_gone."""
 
     def forget(self, image_id):

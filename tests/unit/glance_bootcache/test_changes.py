@@ -71,10 +71,10 @@ def test_the_fourth_waits_for_the_hour_and_another_owners_does_not(house):
     # Upkeep does not ask Glance about them in vain.
     house.upkeep.recover()
     house.images.get = lambda image_id: pytest.fail('asked')
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     del house.images.get
     house.clock.now += HOUR
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert standing(house, range(5)) == [done] * 5
 
@@ -125,7 +125,7 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
     for number in range(10, 13):
         register(house, number)
     house.upkeep.recover()
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert standing(house, range(3)) == [Standing.DONE] * 3
     # One that waited, as there were too many, is.

@@ -3,10 +3,12 @@
 import dataclasses
 import hashlib
 import json
+import threading
+from concurrent import futures
 
 import pytest
 
-from bootcache import exception
+from bootcache import exception, savefile
 from glance_bootcache.storage import admission, clients
 from glance_bootcache.storage.clients import Client, Clients
 
@@ -156,6 +158,21 @@ def test_one_certificate_of_many_hosts_is_one_client(tmp_path, known, clock):
     assert known.of(['host-0', 'host-999', 'host-1000']) == {ONE}
 
 
+def test_who_is_forgotten_is_none_of_its_hosts(tmp_path, clock, known):
+    known.note('host-1', ONE)
+    known.note('host-1', TWO)
+    known.note('host-2', TWO)
+    assert known.of(['host-1', 'host-2']) == {ONE, TWO}
+    clock.now += 7 * DAY + 1
+    known.note('host-1', TWO)
+    known.drop(nobody)
+    assert known.of(['host-1']) == known.of(['host-2']) == {TWO}
+    known.save()
+    later = Clients(str(tmp_path / 'clients.json'), range(5, 7), clock)
+    later.note('host-1', THREE)
+    assert later.of(['host-1']) == {TWO, THREE} and later.of(['host-3']) == set()
+
+
 def test_ports_that_are_none_any_more_are_kept_while_their_exporters_run(tmp_path, clock, known):
     known.note('host-1', ONE)
     known.save()
@@ -188,6 +205,39 @@ def test_a_file_that_cannot_be_written_is_written_later(tmp_path, clock):
     path.parent.mkdir()
     known.save()
     assert path.exists()
+
+
+def test_what_many_hosts_change_while_the_file_is_written_is_written_once(
+        tmp_path, clock, monkeypatch):
+    known = Clients(str(tmp_path / 'clients.json'), range(5, 105), clock)
+    write, begun, goes_on, written = savefile.write_json, threading.Event(), threading.Event(), []
+
+    def waits(path, document):
+        written.append(len(document['clients']))
+        begun.set()
+        assert goes_on.wait(60)
+        write(path, document)
+
+    monkeypatch.setattr(savefile, 'write_json', waits)
+    noted = threading.Semaphore(0)
+
+    def asks(number):
+        known.note(f'host-{number}', f'CN=compute-{number}')
+        noted.release()
+        known.save()
+        return json.loads((tmp_path / 'clients.json').read_text())['clients'].keys()
+
+    with futures.ThreadPoolExecutor(21) as hosts:
+        first = hosts.submit(asks, 0)
+        assert begun.wait(60)
+        others = [hosts.submit(asks, number) for number in range(1, 21)]
+        for _host in range(21):
+            assert noted.acquire(timeout=60)
+        goes_on.set()
+        assert first.result() >= {'CN=compute-0'}
+        # No host is answered whose port would be forgotten.
+        assert all(len(other.result()) == 21 for other in others)
+    assert written == [1, 21]
 
 
 def test_daemons_have_names_of_their_own(known):

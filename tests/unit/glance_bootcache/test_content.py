@@ -163,9 +163,20 @@ def waiting(house):
 def look(house, seconds=60):
     """Upkeep comes by once more."""
     house.seconds.now += seconds
-    house.older.retry()
+    house.older.retry(house.store.manifests())
     house.settle()
     return house.store.load(IMAGE)
+
+
+def test_an_image_that_waits_no_more_since_manifests_were_read_is_not_looked_at(
+        waiting, monkeypatch):
+    look(waiting)
+    read = waiting.store.manifests()
+    waiting.needs.note('one', {'needs': []})
+    assert look(waiting).state == 'ready'
+    monkeypatch.setattr(waiting.manager, 'consider', lambda *_image, **_named: pytest.fail('why'))
+    waiting.seconds.now += 24 * 3600
+    waiting.older.retry(read)
 
 
 def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waiting):

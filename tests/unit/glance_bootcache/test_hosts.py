@@ -6,6 +6,7 @@ import os
 import pytest
 from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
 
+from bootcache.exception import MessageRefused
 from bootcache.manifest import Manifest, Standing, Wished
 from bootcache.rpc.messages import HoldingsAnswer, PlanBoot
 from glance_bootcache import availability, decisions
@@ -122,6 +123,49 @@ def test_generations_and_visibility(before, after):
     seen = decisions.seen(Manifest(IMAGE, wished=Wished(visibility=before, generation=5)), after)
     fewer = before in order and after in order and order[after] < order[before]
     assert (seen.wished.visibility, seen.wished.generation) == (after or before, 5 + fewer)
+
+
+def generations(house, image=IMAGE):
+    return house.table.held_since(image, -math.inf)
+
+
+def test_which_hosts_hold_an_image_follows_their_reports(house, monkeypatch):
+    table = house.table
+    for name in 'one', 'two':
+        table.report(name, holding(IMAGE, OTHER, generation=3))
+    assert generations(house) == {'one': 3, 'two': 3}
+    table.report('one', holding(IMAGE, generation=4))
+    table.report('two', None)
+    assert generations(house) == {'one': 4, 'two': 3} and generations(house, OTHER) == {'two': 3}
+    assert [entry['host'] for entry in table.holders(IMAGE)] == ['one', 'two']
+    assert table.order_eviction(OTHER, ['one', 'two']) == ['two']
+    # One that names too much is as one that holds nothing.
+    monkeypatch.setattr(holdings, '_MOST_HELD', 2)
+    table.report('two', holding(OTHER, IMAGE))
+    assert generations(house) == {'one': 4} and generations(house, OTHER) == {}
+    # One that is silent for a day is forgotten when another one comes.
+    house.seconds.now += 86400 - 1
+    table.report('two', holding(OTHER))
+    house.seconds.now += 2
+    assert table.holders(IMAGE) == [] and table.bases('one') is None
+    table.report('three', holding())
+    assert generations(house) == {} and generations(house, OTHER) == {'two': 0}
+    assert table.seen().keys() == {'two', 'three'} and table._held == 1
+
+
+def test_of_hosts_without_a_place_the_one_that_is_silent_for_longest_is_forgotten(
+        house, monkeypatch):
+    monkeypatch.setattr(holdings, 'MOST_HOSTS', 2)
+    for name in 'one', 'two':
+        house.table.report(name, holding(IMAGE))
+        house.seconds.now += 1
+    house.table.report('one', None, sender='')
+    house.seconds.now += holdings.SILENT_SECONDS - 2
+    with pytest.raises(MessageRefused, match='2 others report'):
+        house.table.report('three', holding())
+    house.seconds.now += 2
+    house.table.report('three', holding())
+    assert generations(house) == {'one': 0}
 
 
 def test_an_image_that_fewer_people_may_see_leaves_the_hosts(house):

@@ -53,7 +53,7 @@ def told(house):
 
 def test_a_registered_image_becomes_ready(house):
     ready(house)
-    house.manager.publisher.publish()
+    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [(IMAGE, 'ready')]
     document = house.operators.get_image(IMAGE)
     assert document['in_hand'] is False and document['progress'] is None
@@ -94,7 +94,7 @@ def test_an_import_that_fails_is_told_and_may_come_again(house):
     assert 'import' in house.store.load(IMAGE).reason
     house.upkeep.once()
     house.manager.consider(IMAGE)
-    house.manager.publisher.publish()
+    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [], 'a property set now may break the next import'
     house.images.put(IMAGE, status='importing', state='pending')
     house.manager.consider(IMAGE)
@@ -116,7 +116,7 @@ def test_our_own_property_updates_start_nothing(house):
     """Each state that is shown makes Glance send image.update."""
     house.images.on_show = house.manager.consider
     ready(house)
-    house.manager.publisher.publish()
+    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [(IMAGE, 'ready')]
     assert len(house.boots.jobs) == 1 and len(house.qemu.builds) == 1
 
@@ -239,7 +239,7 @@ def test_a_refused_image_is_skipped_and_not_tried_again_by_itself(house):
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
     house.settle()
-    house.manager.publisher.publish()
+    house.manager.publisher.publish(house.store.manifests())
     house.settle()
     assert told(house) == ('skipped', 'the image has a backing file')
     assert house.images.shown == [(IMAGE, 'skipped')] and not house.boots.jobs

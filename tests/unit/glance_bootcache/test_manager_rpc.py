@@ -225,7 +225,7 @@ def test_what_is_being_fetched_is_not_evicted(house):
     report(house, [[0, 65536]])
     house.exporter.fetching.add(IMAGE)
     house.tiers.evict = [IMAGE]
-    house.manager.disk_room.keep_quota()
+    house.manager.disk_room.keep_quota(house.store.manifests())
     assert house.store.load(IMAGE).made.cache_image is not None
 
 

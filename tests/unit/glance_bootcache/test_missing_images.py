@@ -287,7 +287,7 @@ def test_many_that_are_missing_do_not_hold_up_one_whose_deletion_was_notified(cl
     cloud.notify(IMAGES[7])
     cloud.seconds.sleep(DELAY)
     asked.clear()
-    cloud.upkeep.look_for_missing()
+    cloud.upkeep.look_for_missing(cloud.store.manifests())
     assert cloud.store.load(IMAGES[7]) is None
     assert len(asked) == 3, 'of the others a few are looked for in a round'
 

@@ -240,20 +240,20 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
     base(house, IMAGE)
     base(house, OTHER)
     house.endpoints.report_holdings({}, 'one', report(IMAGE))
-    house.upkeep.keep_needed()
+    house.upkeep.keep_needed(house.store.manifests())
     assert set(house.exporter.serving) == {IMAGE} and house.exporter.idle == [OTHER]
     house.writer.write()
     house.restart()
     house.exporter.serving.clear()
-    house.upkeep.keep_needed()
+    house.upkeep.keep_needed(house.store.manifests())
     assert set(house.exporter.serving) == {IMAGE}, 'known before any host reports'
     house.endpoints.report_holdings({}, 'one', report())
-    house.upkeep.keep_needed()
+    house.upkeep.keep_needed(house.store.manifests())
     assert house.exporter.serving == {}
 
 
 def test_an_exporter_that_hangs_keeps_no_other_image_from_being_served(house, monkeypatch):
-    def away(image_id, idle, keep):
+    def away(needed_by, idle):
         raise exception.StorageDaemonError('exporter-1: no answer')
 
     for image in IMAGE, OTHER:
@@ -263,13 +263,13 @@ def test_an_exporter_that_hangs_keeps_no_other_image_from_being_served(house, mo
     monkeypatch.setattr(house.exporter, 'end_unused', ended.append)
     house.endpoints.report_holdings({}, 'one', report(IMAGE, OTHER))
     with pytest.raises(exception.StorageDaemonError, match='no answer'):
-        house.upkeep.keep_needed()
+        house.upkeep.keep_needed(house.store.manifests())
     assert set(house.exporter.serving) == {IMAGE, OTHER} and ended
 
 
 def test_an_image_that_is_worked_on_is_not_idle(house):
     base(house, IMAGE, Standing.WANTED)
     house.manager.jobs._jobs[IMAGE] = object()
-    house.upkeep.keep_needed()
+    house.upkeep.keep_needed(house.store.manifests())
     assert house.exporter.idle == []
     house.manager.jobs._jobs.clear()

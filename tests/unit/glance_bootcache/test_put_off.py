@@ -47,13 +47,13 @@ def test_what_the_storage_node_could_not_do_is_tried_again(house, error):
     manifest = house.store.load(IMAGE)
     assert decisions.is_put_off(manifest) and str(error) in manifest.reason
     assert house.state(IMAGE) == 'pending'
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     clock.sleep(29)
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert house.state(IMAGE) == 'pending'
     clock.sleep(1)
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert house.state(IMAGE) == 'ready' and house.store.load(IMAGE).reason == ''
 
@@ -66,7 +66,7 @@ def test_the_pauses_grow_and_have_an_end(house):
     began, tries = clock.now, []
     while clock.now < began + 20_000:
         recorded = len(house.boots.jobs)
-        house.upkeep.go_on()
+        house.upkeep.go_on(house.store.manifests())
         house.settle()
         if len(house.boots.jobs) > recorded:
             tries.append(clock.now - began)

@@ -1,13 +1,16 @@
 """How the exporter's log tells of a loop of errors; the loop itself is in tests/functional."""
 
+import collections
 import os
 import threading
+import types
 
 import pytest
 from fakes_manager import FakeExporter, until
 
 from bootcache import errorlog, exception
 from bootcache.manifest import Availability
+from glance_bootcache.images import readerrors
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.storage import inspection
@@ -64,6 +67,28 @@ def test_a_file_of_names_that_was_cut_goes_on_with_a_hole(tmp_path, monkeypatch)
             assert os.path.getsize(names) == 0
             path.unlink()
             log.forget()
+
+
+def test_the_logs_of_many_exporters_are_looked_at_in_turn(monkeypatch):
+    class Log:
+        def __init__(self, path):
+            self.path = path
+
+        def looping(self):
+            looked[self.path] += 1
+
+    looked = collections.Counter()
+    monkeypatch.setattr(readerrors, '_log', Log)
+    monkeypatch.setattr(readerrors, '_MOST_LOGS', 2)
+    exporters = types.SimpleNamespace(log_paths=['a', 'b', 'c', 'd', 'e'])
+    errors = ReadErrors(None, exporters, None, None, None)
+    for number in range(1, 4):
+        errors.once()
+        assert looked.total() <= 2 * number
+    assert looked == dict.fromkeys('abcde', 1)
+    exporters.log_paths = ['a', 'f']
+    errors.once()
+    assert looked['f'] == 1 and looked.total() == 7
 
 
 def test_what_an_exporter_does_not_serve_is_not_taken_out_by_its_log(house, errors):

@@ -32,7 +32,7 @@ def test_one_after_the_other_is_built_anew(changed):
     sets = [changed.store.load(image).made.working_set for image in IMAGES]
     for done in (1, 2, 2):
         builds = len(changed.qemu.builds)
-        changed.upkeep.recompress()
+        changed.upkeep.recompress(changed.store.manifests())
         changed.settle()
         stored = [info(changed, image).compression for image in IMAGES]
         assert stored.count(Compression.ZSTD) == done
@@ -43,15 +43,24 @@ def test_one_after_the_other_is_built_anew(changed):
     assert [changed.state(image) for image in IMAGES] == ['ready'] * 2
 
 
+def test_what_was_built_since_the_manifests_were_read_is_not_built_again(changed):
+    read = changed.store.manifests()
+    for _round in range(4):
+        changed.seconds.now += 24 * 3600
+        changed.upkeep.recompress(read)
+        changed.settle()
+    assert len(changed.qemu.builds) == 4
+
+
 def test_back_again(changed):
     for _image in IMAGES:
-        changed.upkeep.recompress()
+        changed.upkeep.recompress(changed.store.manifests())
         changed.settle()
     changed.conf.set_override('compression', 'none', 'bootcache')
     changed.restart()
     changed.upkeep.recovered = True
     for _image in IMAGES:
-        changed.upkeep.recompress()
+        changed.upkeep.recompress(changed.store.manifests())
         changed.settle()
     assert [info(changed, image).compression for image in IMAGES] == [Compression.NONE] * 2
 
@@ -59,7 +68,7 @@ def test_back_again(changed):
 def test_not_while_something_else_is_in_hand(changed):
     job = changed.manager.jobs.begin(IMAGES[0])
     builds = len(changed.qemu.builds)
-    changed.upkeep.recompress()
+    changed.upkeep.recompress(changed.store.manifests())
     changed.manager.jobs.end(job)
     assert len(changed.qemu.builds) == builds
 
@@ -85,7 +94,7 @@ def full(changed):
 
 def rounds(house, count):
     for _round in range(count):
-        house.upkeep.recompress()
+        house.upkeep.recompress(house.store.manifests())
         house.settle()
 
 

@@ -285,6 +285,40 @@ def test_what_is_expected_is_bounded(monkeypatch):
     assert reports.take(OTHER, '0' + 'x' * 300) is None
 
 
+def test_hosts_are_known_of_which_reports_about_an_image_are_expected():
+    clock = Clock()
+    reports = reportedboots.ExpectedReports(clock.monotonic)
+    reports.expect(IMAGE, 'one', 'server-1', 60)
+    clock.sleep(30)
+    reports.expect(IMAGE, 'two', 'server-2', 60)
+    reports.expect(OTHER, 'one', 'server-3', 60)
+    assert reports.hosts(IMAGE) == {'one', 'two'} and reports.hosts(OTHER) == {'one'}
+    clock.sleep(30)
+    assert reports.hosts(IMAGE) == {'two'}, 'that was too long ago'
+    boot = reports.take(IMAGE, 'two')
+    assert boot.server_id == 'server-2' and reports.hosts(IMAGE) == set()
+    reports.put_back(IMAGE, 'two', boot)
+    assert reports.hosts(IMAGE) == {'two'}
+    reports.expect(OTHER, 'three', 'server-4', 60)
+    assert reports.take(IMAGE, 'one') is None and reports.take(OTHER, 'one') is not None
+
+
+def test_it_takes_as_long_to_expect_one_of_many_as_the_first():
+    class Image(str):
+        hashed = 0
+
+        def __hash__(self):
+            Image.hashed += 1
+            return super().__hash__()
+
+    reports, steps = reportedboots.ExpectedReports(Clock().monotonic), []
+    for number in range(2000):
+        Image.hashed = 0
+        reports.expect(Image(number % 100), f'host-{number}', 'server', 60)
+        steps.append(Image.hashed)
+    assert max(steps) < 20 and len(reports.hosts('7')) == 20
+
+
 def test_a_new_service_takes_what_was_asked_for_before_where_nothing_is_known(cold):
     """Else the image was not learned from that host: its growing store has what boots read."""
     ask(cold)

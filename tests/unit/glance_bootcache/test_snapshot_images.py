@@ -57,7 +57,7 @@ def test_a_snapshot_costs_nothing_until_a_server_boots(parent, kind):
     parent.upkeep.recover()
     parent.settle()
     assert not parent.store.load(CHILD).made.base_path
-    parent.manager.publisher.publish()
+    parent.manager.publisher.publish(parent.store.manifests())
     # Nor does its owner see anything on it: it is taken up by itself.
     assert CHILD not in dict(parent.images.shown)
 

@@ -94,7 +94,7 @@ def test_what_lies_between_is_not_shown(published):
     published.manager.consider(IMAGE)
     rounds_before = len(published.images.shown)
     published.upkeep.once()
-    published.manager.publisher.publish()
+    published.manager.publisher.publish(published.store.manifests())
     assert seen(published) == {} and len(published.images.shown) == rounds_before
     published.boots.gate.set()
     published.settle()
@@ -103,11 +103,26 @@ def test_what_lies_between_is_not_shown(published):
     # Recorded anew: it is taken away until that is over.
     published.boots.gate.clear()
     published.manager.consider(IMAGE, forced=True)
-    published.manager.publisher.publish()
+    published.manager.publisher.publish(published.store.manifests())
     assert seen(published) == {}
     published.boots.gate.set()
     published.settle()
     rounds(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+
+
+def test_manifests_that_were_read_earlier_publish_nothing_that_has_changed_since(published):
+    put(published)
+    read = published.store.manifests()
+    # Of an image that came since, the next round.
+    published.manager.publisher.publish([])
+    assert seen(published) == {}
+    assert published.manager.disk_room.evict(IMAGE)
+    published.manager.publisher.publish(read)
+    assert seen(published) == {}
+    published.manager.rebuild(IMAGE)
+    published.settle()
+    published.manager.publisher.publish(published.store.manifests())
     assert seen(published) == {'bootcache_state': 'ready'}
 
 
@@ -175,7 +190,7 @@ def test_while_glance_is_at_work_nothing_is_written(published, work):
     content, facts = published.images.images[IMAGE]
     published.images.images[IMAGE] = content, dataclasses.replace(
         facts, image_hash='sha512:ab', properties={})
-    published.manager.publisher.publish()
+    published.manager.publisher.publish(published.store.manifests())
     assert seen(published)['bootcache_state'] in ('ready', 'skipped')
 
 
@@ -242,11 +257,11 @@ def test_an_image_that_glance_never_takes_holds_up_no_other(published, monkeypat
     published.settle()
     monkeypatch.setattr(published.images, 'publish', publish)
     refused = set(images)
-    published.manager.publisher.publish()
+    published.manager.publisher.publish(published.store.manifests())
     assert len(asked) == 3, 'Glance is away'
     refused = {images[0]}
     asked.clear()
-    published.manager.publisher.publish()
+    published.manager.publisher.publish(published.store.manifests())
     assert set(asked) == set(images)
 
 
@@ -304,7 +319,7 @@ def test_what_glance_refuses_of_one_image_holds_up_no_other(published, monkeypat
     monkeypatch.setattr(published.images, 'publish', answer)
     # Each round has an order of its own: this one is the worst.
     monkeypatch.setattr(statuspublisher.random, 'shuffle', lambda due: due.sort(key=IMAGE.__eq__))
-    published.manager.publisher.publish()
+    published.manager.publisher.publish(published.store.manifests())
     assert seen(published) == ({'bootcache_state': 'ready'} if is_shown else {})
     assert asked == ([*hostile, IMAGE] if is_shown else hostile[:3])
 

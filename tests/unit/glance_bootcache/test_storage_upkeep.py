@@ -24,15 +24,15 @@ STEPS = ['keep_serving', 'recover', 'go_on', 'sweep']
 def test_a_step_that_fails_keeps_no_other_from_being_done(house, monkeypatch, caplog, broken):
     done = []
     for name in STEPS:
-        def step(name=name):
+        def step(*_manifests, name=name):
             done.append(name)
             if name == broken:
                 raise RuntimeError(f'{name} is out of order')
         monkeypatch.setattr(house.upkeep, name, step)
-    monkeypatch.setattr(house.tiers, 'forget_gone', lambda: done.append('forget_gone'))
+    monkeypatch.setattr(house.tiers, 'forget_gone', lambda manifests: done.append('forget_gone'))
     with caplog.at_level(logging.WARNING):
         house.upkeep.once()
-    assert done == ['keep_serving', 'recover', 'go_on', 'forget_gone', 'sweep']
+    assert done == ['keep_serving', 'recover', 'forget_gone', 'go_on', 'sweep']
     assert [record.getMessage() for record in caplog.records] == [
         record.getMessage() for record in caplog.records
         if f'{broken} is out of order; it is tried again in 30 s' in record.getMessage()] != []
@@ -90,10 +90,37 @@ def test_an_exporter_that_has_ended_does_not_wait_for_a_glance_that_hangs(house,
                 thread.join(60)
 
 
+def test_each_thread_reads_the_manifests_once_a_round(house, monkeypatch):
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    house.upkeep.once()
+    read, manifests = [], house.store.manifests
+    monkeypatch.setattr(house.store, 'manifests', lambda: read.append(True) or manifests())
+    house.upkeep._sweeps.postpone('')
+    house.upkeep.once()
+    assert len(read) == 2 and house.state(IMAGE) == 'ready'
+
+
+def test_manifests_that_could_not_be_read_are_read_by_the_next_step(house, monkeypatch):
+    read, manifests = [], house.store.manifests
+
+    def fails_once():
+        read.append(True)
+        if len(read) == 1:
+            raise OSError('Input/output error')
+        return manifests()
+
+    house.upkeep.once()
+    monkeypatch.setattr(house.store, 'manifests', fails_once)
+    house.upkeep._serve()
+    assert len(read) == 2
+
+
 def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
     """Nova is asked first of all for what an earlier process left."""
     kept = []
-    monkeypatch.setattr(house.manager.disk_room, 'keep_quota', lambda: kept.append(True))
+    monkeypatch.setattr(house.manager.disk_room, 'keep_quota', lambda manifests: kept.append(True))
     house.boots.away = True
     house.images.put(IMAGE)
     house.store.save(Manifest(IMAGE, Standing.WANTED))
@@ -131,7 +158,7 @@ def test_glance_that_is_away_is_not_asked_for_every_image(house):
     house.upkeep.recovered = True
     house.images.away = True
     with pytest.raises(RuntimeError):
-        house.upkeep.go_on()
+        house.upkeep.go_on(house.store.manifests())
     assert len(house.manager.retried.images()) == 3
 
 

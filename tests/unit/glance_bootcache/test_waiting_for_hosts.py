@@ -17,7 +17,7 @@ def lonely(house):
 def ready(house):
     """Let the service's upkeep run, and wait until the image is ready."""
     house.upkeep.recover()
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     fakes_manager.until(lambda: house.state(IMAGE) == 'ready', 'ready')
     house.settle()
 
@@ -29,7 +29,7 @@ def test_an_image_waits_and_says_for_what(house):
     found = house.operators.get_image(IMAGE)
     assert found['state'] == 'pending' and found['reason'] == str(Cause(Reason.NO_HOST))
     assert not house.boots.jobs
-    house.manager.publisher.publish()
+    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [], 'a state that is to change is not for its owner'
 
 
@@ -39,7 +39,7 @@ def test_the_first_report_of_a_host_begins_it(house):
     house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
     ready(house)
     assert house.operators.get_image(IMAGE)['reason'] == '' and len(house.boots.jobs) == 1
-    house.manager.publisher.publish()
+    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [(IMAGE, 'ready')]
 
 
@@ -57,7 +57,7 @@ def test_while_it_waits_nobody_is_asked_again(house):
     real = house.images.get
     house.images.get = lambda image_id: asked.append(image_id) or real(image_id)
     house.upkeep.recovered = True
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     assert asked == []
     house.manager.consider(IMAGE)
     assert asked == [IMAGE]
@@ -85,7 +85,7 @@ def test_an_image_that_is_skipped_meanwhile_stays_so(house):
     house.manager.consider(IMAGE)
     house.manager.host_reported()
     house.upkeep.recover()
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert house.state(IMAGE) == 'skipped' and not house.boots.jobs
 
@@ -117,7 +117,7 @@ def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
     house.boots.gate.clear()
     house.upkeep.recover()
-    house.upkeep.go_on()
+    house.upkeep.go_on(house.store.manifests())
     fakes_manager.until(lambda: house.boots.jobs, 'a profile boot')
     assert house.manager.jobs.of(IMAGE).forced
     house.boots.gate.set()

@@ -165,7 +165,7 @@ def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
 def evict(house, *images):
     """Have cache images leave storage disk, as when it is full."""
     house.tiers.evict = list(images)
-    house.manager.disk_room.keep_quota()
+    house.manager.disk_room.keep_quota(house.store.manifests())
     house.tiers.evict = []
     assert [house.state(image) for image in images] == ['served'] * len(images)
 

@@ -162,6 +162,23 @@ def test_a_host_that_got_warm_meanwhile_needs_no_further_attempt():
 
 # Nova.
 
+def test_a_job_that_waits_is_looked_at_when_a_host_reports_and_now_and_then():
+    job = asked('one', 'two')
+    assert job.is_to_be_looked_at(100)
+    job.report('one', WarmOutcome.ERROR, 'full', 110)
+    job.report('two', WarmOutcome.CACHED, '', 110)
+    job.look({}, 0, 111)
+    assert job.is_to_be_looked_at(111), 'until it is not asked any more'
+    assert job.close(111, 60, 3, {}) == ['one'] and job.phase is WarmPhase.WAITING
+    assert not job.is_to_be_looked_at(112)
+    job.report('one', WarmOutcome.CACHED, '', 113)
+    assert job.is_to_be_looked_at(113)
+    job.look({}, 0, 114)
+    assert not job.is_to_be_looked_at(143) and job.is_to_be_looked_at(144)
+    job.end(150, '')
+    assert not job.is_to_be_looked_at(200)
+
+
 def test_a_refusal_counts_as_an_attempt():
     job = WarmJob(IMAGE, 'racks', 0.0)
     job.refused('no such aggregate', 1.0, 2)

@@ -1,6 +1,7 @@
 """What hosts tell of their holdings, what they are told to drop, and what operators see of it."""
 
 import itertools
+import math
 import os
 
 import pytest

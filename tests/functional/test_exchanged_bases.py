@@ -13,6 +13,7 @@ from storage_node import IMAGE, MIB
 from test_fullbase import complete, only
 
 from bootcache import exception, savefile
+from bootcache.rpc.messages import ExchangeWay, ReportExchange
 from glance_bootcache.exchange.offers import ExchangeOffers, Given
 from nova_bootcache.settling import fullbase
 from nova_bootcache.settling.fullbase import ExchangedBase
@@ -257,13 +258,15 @@ def test_nobody_is_told_of_what_is_not_settled(bases):
 
 def test_what_is_told_is_bounded():
     given = Given()
-    given.note('image', 'full base', 100, 'two', 'exchanged', [('10.0.0.1', 60), ('10.0.0.9', 7),
-                                                               ('10.0.0.2', 1 << 60)], 0,
-               {'10.0.0.1': 'one', '10.0.0.2': ''})
+    given.note(ReportExchange(
+        'image', 'two', 'sha512:00', ExchangeWay.EXCHANGED,
+        [('10.0.0.1', 60), ('10.0.0.9', 7), ('10.0.0.2', 1 << 60)], 0, gives=True),
+        'full base', 100, {'10.0.0.1': 'one', '10.0.0.2': ''})
     told, = given.describe('image')
     assert told['got'] == [['', 200], ['one', 60]]
     for number in range(300):
-        given.note('image', 'full base', 100, f'host-{number}', 'copied', [], 100, {})
+        given.note(ReportExchange('image', f'host-{number}', 'sha512:00', ExchangeWay.COPIED, [],
+                                  100, gives=False), 'full base', 100, {})
     assert len(given.describe('image')) == 200
     assert given.totals()['copied_bytes'] == 300 * 100
 

@@ -41,6 +41,11 @@ install_debian_packages() {
         apt-get install -y --no-install-recommends $missing; } </dev/null >"$log" 2>&1 \
         || { tail -n 20 "$log" >&2; die "apt-get failed; the whole output is in $log"; }
     if [ -n "$made" ]; then rm -f "$policy"; trap - EXIT; fi
+    # Nor with the next start of this machine: the tests start databases of their own.
+    local unit
+    for unit in mariadb postgresql; do
+        ! grep -q "^$unit\(-server\)\?$" <<<"$missing" || systemctl disable --quiet "$unit" 2>/dev/null || true
+    done
 }
 
 # As the distribution's packages of OpenStack make them, which are not installed.

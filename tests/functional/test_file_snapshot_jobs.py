@@ -28,7 +28,6 @@ from bootcache.rpc.messages import (
     SnapshotProgress,
     UploadSnapshot,
 )
-from glance_bootcache.db import start
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.images import Images
 from glance_bootcache.snapshots.claims import Claims
@@ -102,8 +101,10 @@ class Bus:
 class House:
     """A storage service's snapshots, a Glance, and a host that sends some."""
 
-    def __init__(self, conf, directory, glance, base, image_format, registrars=None):  # noqa: F811
+    def __init__(self, conf, database, directory, glance, base, image_format,  # noqa: F811
+                 registrars=None):
         self.conf, self.directory, self.glance = conf, directory, glance
+        self.database = database
         self.base, self.format, self._registrars = base, image_format, registrars
         conf.set_override('glance_store_dirs', [glance.images], bootcache_conf.GROUP)
         conf.set_override('snapshot_exporters', 'common', bootcache_conf.GROUP)
@@ -120,7 +121,7 @@ class House:
         self.store = FileSnapshots(self.conf, self._registrars) if self._registrars \
             else tried(self.conf, self.glance)
         self.sending = Sending(self.conf, [self.store], self.exporters, self.directory)
-        self.records = Records(start.wait_for(self.conf))
+        self.records = Records(self.database)
         self.jobs = SnapshotJobs(self.conf, self.images, self.exporters, self.sending, self.claims,
                                  self.records, self.uploads, lambda: self.seconds)
 
@@ -174,15 +175,18 @@ class House:
 
 
 @pytest.fixture
-def house(storage_conf, directory, make_base, place):  # noqa: F811
-    """Makes houses, on a base that is on the store's file system unless another one is wanted."""
+def house(storage_conf, database, directory, make_base, place):  # noqa: F811
+    """Makes houses, on a base that is on the store's file system unless another one is wanted.
+
+    SQLite follows links, and that file system is reached by one of another process.
+    """
     made = []
 
     def make(glance, image_format='raw', home=None, **options):  # noqa: F811
         os.makedirs(home := home or f'{place}/bases-{uuid.uuid4()}')
         storage_conf.set_override('state_dir', f'{home}/state', bootcache_conf.GROUP)
         base = make_base(f'{home}/base', SIZE, PIECES, image_format)
-        made.append(House(storage_conf, directory, glance, base, image_format, **options))
+        made.append(House(storage_conf, database, directory, glance, base, image_format, **options))
         return made[-1]
 
     yield make

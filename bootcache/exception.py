@@ -1,12 +1,30 @@
 """The errors of bootcache; each message names the thing at fault and the cure."""
 
+from bootcache.reasons import Cause, Reason
+
 
 class BootcacheError(Exception):
     """Base of all errors of this project; the message is meant for an operator."""
 
 
-class InvalidProperty(BootcacheError):
+class ImageError(BootcacheError):
+    """An image cannot be served, or not have a cache image.
+
+    :param detail: the reason's argument; what is wrong, and the cure, where that has no text.
+    :param reason: of the image's state.
+    """
+
+    _REASON = Reason.FAILED
+
+    def __init__(self, detail: str, reason: Reason | None = None):
+        self.cause = Cause(reason or self._REASON, detail)
+        super().__init__(str(self.cause))
+
+
+class InvalidProperty(ImageError):
     """An image property has a value that cannot be used."""
+
+    _REASON = Reason.REFUSED
 
 
 class InvalidWorkingSet(BootcacheError):
@@ -17,8 +35,10 @@ class InvalidManifest(BootcacheError):
     """A manifest cannot be read, is of another version, or disagrees with its files."""
 
 
-class ImageRefused(BootcacheError):
+class ImageRefused(ImageError):
     """A tenant's image file is not safe to be opened, or not of a kind that can be served."""
+
+    _REASON = Reason.REFUSED
 
 
 class Interrupted(BootcacheError):
@@ -54,11 +74,11 @@ class ServiceAway(BootcacheError):
     """Glance, Nova or Keystone does not answer, or refuses a token: it may again in a while."""
 
 
-class BuildFailed(BootcacheError):
+class BuildFailed(ImageError):
     """A cache image could not be built, or is not what it should be."""
 
 
-class ProfileBootFailed(BootcacheError):
+class ProfileBootFailed(ImageError):
     """A profile boot did not start, did not end in its time, or its record was lost."""
 
 

@@ -4,6 +4,7 @@ from oslo_utils.imageutils import format_inspector
 from oslo_utils.imageutils.format_inspector import FileInspector
 
 from bootcache.exception import ImageRefused
+from bootcache.reasons import Reason
 
 # The inspector calls a raw image that has a partition table by the table's name.
 RAW_NAMES = ('raw', 'gpt', 'mbr')
@@ -23,11 +24,11 @@ def inspect(path: str) -> FileInspector:
         # The machine's doing.
         raise
     except format_inspector.ImageFormatError as error:
-        raise ImageRefused(f'the image cannot be read: {error}') from error
+        raise ImageRefused(f'the image cannot be read: {error}', Reason.UNREADABLE) from error
     except Exception as error:
         # The file's: as text that is none after 512 bytes, which oslo.utils takes for a VMDK's.
         raise ImageRefused('the image cannot be read: oslo.utils breaks on it'
-                           f' ({type(error).__name__}: {error})') from error
+                           f' ({type(error).__name__}: {error})', Reason.UNREADABLE) from error
 
 
 def check_safe(inspector: FileInspector) -> None:
@@ -40,6 +41,6 @@ def check_safe(inspector: FileInspector) -> None:
         inspector.safety_check()
     except format_inspector.SafetyCheckFailed as error:
         why = ', '.join(f'{name}: {failure}' for name, failure in error.failures.items())
-        raise ImageRefused(f'the image is not safe to open: {why}') from error
+        raise ImageRefused(f'the image is not safe to open: {why}', Reason.UNSAFE) from error
     except format_inspector.ImageFormatError as error:
-        raise ImageRefused(f'the image cannot be read: {error}') from error
+        raise ImageRefused(f'the image cannot be read: {error}', Reason.UNREADABLE) from error

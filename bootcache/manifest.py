@@ -13,8 +13,9 @@ from typing import Any
 
 from bootcache import cachelayout, exception, savefile
 from bootcache.cachelayout import Compression
+from bootcache.reasons import NO_CAUSE, Cause, Reason
 
-VERSION = 2
+VERSION = 3
 
 
 class ImageState(enum.StrEnum):
@@ -230,7 +231,7 @@ class Manifest:
 
     :ivar image_id: the Glance image's id.
     :ivar standing: how far it is.
-    :ivar reason: why it is skipped, has failed or waits; empty otherwise.
+    :ivar cause: why it is skipped, has failed or waits, or why an older cache image serves.
     :ivar image_hash: ``algorithm:hexadecimal`` of the content that was taken up last: the standing
         is about it. Empty if none was, and while the image is skipped for what it is.
     :ivar wished: what people wish.
@@ -242,7 +243,7 @@ class Manifest:
 
     image_id: str
     standing: Standing = Standing.WANTED
-    reason: str = ''
+    cause: Cause = NO_CAUSE
     image_hash: str = ''
     wished: Wished = Wished()
     made: Made = Made()
@@ -260,6 +261,15 @@ class Manifest:
                 return ImageState.FAILED
             return ImageState.READY if self.made.cache_image is not None else ImageState.SERVED
         return _STATES[self.standing]
+
+    @property
+    def reason(self) -> str:
+        """What operators are shown of its cause; empty if there is none."""
+        if self.is_missing:
+            return str(Cause(Reason.MISSING))
+        if self.cause and self.standing is Standing.DONE:
+            return f'the older cache image serves, as {self.cause}'
+        return str(self.cause)
 
     @property
     def is_missing(self) -> bool:
@@ -284,9 +294,9 @@ class Manifest:
         """Return it with all that a job made."""
         return dataclasses.replace(self, made=made)
 
-    def standing_at(self, standing: Standing, reason: str = '') -> 'Manifest':
+    def standing_at(self, standing: Standing, cause: Cause = NO_CAUSE) -> 'Manifest':
         """Return it with another standing."""
-        return dataclasses.replace(self, standing=standing, reason=reason)
+        return dataclasses.replace(self, standing=standing, cause=cause)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""
@@ -314,6 +324,8 @@ class Manifest:
             made = dataclasses.replace(made, base_file=(inode, changed_at, size))
         try:
             standing = Standing(manifest.standing)
+            cause: Cause = _from_dict(Cause, manifest.cause)
+            cause = dataclasses.replace(cause, reason=Reason(cause.reason))
             wished: Wished = _from_dict(Wished, manifest.wished)
             wished = dataclasses.replace(wished, availability=Availability(wished.availability))
         except ValueError as error:
@@ -324,7 +336,7 @@ class Manifest:
             cache_image=CacheInfo.from_dict(made.cache_image)
             if made.cache_image is not None else None)
         return dataclasses.replace(
-            manifest, standing=standing, wished=wished, made=made)
+            manifest, standing=standing, cause=cause, wished=wished, made=made)
 
     @classmethod
     def load(cls, path: str) -> 'Manifest':

@@ -10,6 +10,7 @@ import regex
 from oslo_utils import strutils
 
 from bootcache import exception, naming
+from bootcache.reasons import Reason
 
 MODE = 'bootcache_mode'
 QUOTA = 'bootcache_quota'
@@ -86,7 +87,7 @@ def parse(properties: Mapping[str, Any], *, default_quota: int, max_quota: int,
     mode = str(properties.get(MODE, 'auto')).strip().lower()
     if mode not in MODES:
         raise exception.InvalidProperty(
-            f'{MODE}={mode[:40]!r} is not one of: {", ".join(MODES)}')
+            f'{MODE}={mode[:40]!r} is not one of: {", ".join(MODES)}', Reason.INVALID_MODE)
     quota = default_quota
     if QUOTA in properties:
         raw = str(properties[QUOTA])
@@ -94,21 +95,25 @@ def parse(properties: Mapping[str, Any], *, default_quota: int, max_quota: int,
             quota = parse_size(raw)
         except ValueError:
             raise exception.InvalidProperty(
-                f'{QUOTA}={raw[:40]!r} is not a size; give bytes or a unit, as in 512MiB') from None
+                f'{QUOTA}={raw[:40]!r} is not a size; give bytes or a unit, as in 512MiB',
+                Reason.INVALID_QUOTA) from None
         if not MIN_QUOTA <= quota <= max_quota:
             raise exception.InvalidProperty(
-                f'{QUOTA}={raw[:40]!r} is not between {MIN_QUOTA} and {max_quota} bytes')
+                f'{QUOTA}={raw[:40]!r} is not between {MIN_QUOTA} and {max_quota} bytes',
+                Reason.INVALID_QUOTA)
     marker = str(properties.get(BOOT_MARKER, default_marker))
     try:
         compile_marker(marker)
     except ValueError as error:
-        raise exception.InvalidProperty(f'{BOOT_MARKER}: {error}') from None
+        raise exception.InvalidProperty(f'{BOOT_MARKER}: {error}',
+                                        Reason.INVALID_BOOT_MARKER) from None
     settle = str(properties.get(SETTLE, 'yes'))
     try:
         settles = strutils.bool_from_string(settle, strict=True)
     except ValueError:
         raise exception.InvalidProperty(
-            f'{SETTLE}={settle[:40]!r} is not one of: yes, no') from None
+            f'{SETTLE}={settle[:40]!r} is not one of: yes, no',
+            Reason.INVALID_SETTLE) from None
     return Policy(quota, marker, settles)
 
 
@@ -122,7 +127,8 @@ def requirement(properties: Mapping[str, Any]) -> str | None:
         return None
     if required not in REQUIREMENTS:
         raise exception.InvalidProperty(
-            f'{REQUIRE}={required[:40]!r} is not one of: {", ".join(REQUIREMENTS)}')
+            f'{REQUIRE}={required[:40]!r} is not one of: {", ".join(REQUIREMENTS)}',
+            Reason.INVALID_REQUIRE)
     return required
 
 

@@ -9,6 +9,7 @@ from bootcache import exception, properties, signatures
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Availability, ImageState, Manifest, Standing
 from bootcache.properties import Policy
+from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache import snapshotrules
 from glance_bootcache.availability import served
 from glance_bootcache.storage import inspection
@@ -48,29 +49,6 @@ class ImageFacts:
     updated_at: str = ''
 
 
-# Reasons that more than one place has to know.
-NO_HOST = 'no compute host with bootcache\'s driver has reported since the storage service started'
-AWAITED = (f'{NO_HOST}; it is recorded by itself as soon as one does, within a minute after the'
-           ' start of its nova-compute ("bootcache host list" shows those that have)')
-# The same, where an operator has asked for it.
-AWAITED_ANEW = f'{AWAITED}. An operator has asked for it'
-TOO_MANY_CHANGES = ('its owner has changed more images within the hour than'
-                    ' [bootcache]changes_per_hour says; it is taken up by itself')
-DELETED = 'the image was deleted in Glance'
-MISSING = 'Glance says that it does not have the image; if it has it again, it is given out again'
-OTHER_RULES = 'it was accepted by other rules than those of now, and is looked at again'
-HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
-SIGNED = 'the image is signed'
-SIGNATURE_REFUSED = 'the image\'s signature is not right'
-NO_DATA = 'the image has no data: its import or upload into Glance has failed; import it again'
-# Of what this machine could not do, whatever the image is.
-PUT_OFF = 'the storage node could not, and it is tried again by itself'
-OLDER_READ = 'compute hosts still read the image\'s older content'
-# How the reasons begin of guests that have not booted.
-SWITCHED_OFF = 'the guest switched itself off'
-STUCK = 'the guest does not come up'
-READ_NOTHING = 'the profile boot read nothing'
-
 # From whom everybody sees to whom the owner alone does.
 VISIBILITIES = ('public', 'community', 'shared', 'private')
 
@@ -105,7 +83,7 @@ def seen(manifest: Manifest, visibility: str, now: float = 0.0) -> Manifest:
 
 def is_put_off(manifest: Manifest) -> bool:
     """Tell whether an image waits for another try, as the storage node could not make its part."""
-    return manifest.standing is Standing.WANTED and manifest.reason.startswith(PUT_OFF)
+    return manifest.standing is Standing.WANTED and manifest.cause.reason is Reason.RETRY
 
 
 def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:
@@ -119,7 +97,7 @@ def waits_for_older(manifest: Manifest) -> bool:
     Its last try may have failed for another reason, as Glance was away. And one whose older base
     was given up, while a host is connected to it, has none.
     """
-    return (manifest.has_older_base or OLDER_READ in manifest.reason) \
+    return (manifest.has_older_base or manifest.cause.reason is Reason.OLDER_CONTENT_IN_USE) \
         and manifest.standing in (Standing.FAILED, Standing.DONE)
 
 
@@ -164,14 +142,14 @@ def taken_up(manifest: Manifest, image: ImageFacts, now: float) -> Manifest:
                                               and not properties.is_snapshot(image.properties)))
 
 
-def skipped(manifest: Manifest, reason: str) -> Manifest:
+def skipped(manifest: Manifest, cause: Cause) -> Manifest:
     """Return a manifest of an image that is not served.
 
     The base stays for servers that run from it, until the last one has gone. Without the hash the
     image is looked at again when its properties change.
     """
     return dataclasses.replace(manifest, image_hash='').standing_at(
-        Standing.SKIPPED, reason).making(working_set=None, cache_image=None)
+        Standing.SKIPPED, cause).making(working_set=None, cache_image=None)
 
 
 def gives_out(manifest: Manifest) -> bool:
@@ -188,7 +166,7 @@ def revoked(manifest: Manifest, now: float) -> Manifest:
 
     :param now: seconds since the epoch.
     """
-    return skipped(manifest, OTHER_RULES).wishing(
+    return skipped(manifest, Cause(Reason.INSPECTION_RULES)).wishing(
         generation=next_generation(manifest.wished.generation, now))
 
 
@@ -209,11 +187,6 @@ def availability(image: ImageFacts) -> Availability:
     return Availability.HIDDEN if image.properties.get('os_hidden') else Availability.ACTIVE
 
 
-def told_reason(manifest: Manifest) -> str:
-    """Return why an image is skipped, has failed or waits; empty otherwise."""
-    return MISSING if manifest.is_missing else manifest.reason
-
-
 class ImageAction(enum.Enum):
     """What to do about an image."""
 
@@ -231,13 +204,13 @@ class ImageAction(enum.Enum):
 class ImageDecision:
     """An action, with what it needs.
 
-    :ivar reason: for SKIP, FAIL and AWAIT.
+    :ivar cause: for SKIP, FAIL and AWAIT.
     :ivar policy: for SERVE, RECORD, AWAIT and REBUILD; also for NOTHING, where the image is served,
         and for SKIP of one that is off or deactivated.
     """
 
     action: ImageAction
-    reason: str = ''
+    cause: Cause = NO_CAUSE
     policy: Policy | None = None
 
 
@@ -246,38 +219,38 @@ def is_signed(image: ImageFacts) -> bool:
     return signatures.is_signed(image.properties)
 
 
-def _unverifiable(image: ImageFacts, verifies: bool) -> str:
+def _unverifiable(image: ImageFacts, verifies: bool) -> Cause:
     if not is_signed(image):
-        return ''
+        return NO_CAUSE
     if not verifies:
-        return (f'{SIGNED}: only stock Nova checks that, while it downloads the image, as'
-                ' [bootcache]verify_signatures is off')
+        return Cause(Reason.SIGNATURES_OFF)
     missing = signatures.missing(image.properties)
-    return f'{SIGNATURE_REFUSED}: the image has no {", ".join(missing)}' if missing else ''
+    return Cause(Reason.SIGNATURE_INVALID, f'the image has no {", ".join(missing)}') \
+        if missing else NO_CAUSE
 
 
-def skip_reason(image: ImageFacts, build_snapshots: bool, verifies: bool = False) -> str:
-    """Return why an image cannot have a cache image, or an empty string.
+def skip_cause(image: ImageFacts, build_snapshots: bool, verifies: bool = False) -> Cause:
+    """Return why an image cannot have a cache image, if it cannot.
 
     :param verifies: whether signatures are verified here.
     """
     if image.disk_format not in inspection.FORMATS:
-        return f'disk_format {image.disk_format} is not served, only qcow2 and raw are'
+        return Cause(Reason.DISK_FORMAT, image.disk_format)
     if image.container_format != 'bare':
-        return f'container_format {image.container_format} is not served, only bare is'
+        return Cause(Reason.CONTAINER_FORMAT, image.container_format)
     if image.stored_bytes == 0:
-        return 'the image has no data of its own'
+        return Cause(Reason.EMPTY)
     for name, what in (('kernel_id', 'a separate kernel'), ('ramdisk_id', 'a separate ramdisk'),
                        ('block_device_mapping', 'a block device mapping'),
                        ('cinder_encryption_key_id', 'an encrypted volume'),
                        ('os_encrypt_format', 'encryption')):
         if image.properties.get(name) not in (None, '', '[]'):
-            return f'an image with {what} ({name}) is not served'
-    if reason := _unverifiable(image, verifies):
-        return reason
+            return Cause(Reason.UNSUPPORTED_PROPERTY, f'{what} ({name})')
+    if cause := _unverifiable(image, verifies):
+        return cause
     if properties.is_snapshot(image.properties) and not build_snapshots:
-        return snapshotrules.OFF
-    return ''
+        return Cause(Reason.SNAPSHOTS_OFF)
+    return NO_CAUSE
 
 
 def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, max_quota: int,
@@ -298,24 +271,24 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
         policy = properties.parse(image.properties, default_quota=default_quota,
                                   max_quota=max_quota, default_marker=default_marker)
     except exception.InvalidProperty as error:
-        return ImageDecision(ImageAction.SKIP, str(error))
+        return ImageDecision(ImageAction.SKIP, error.cause)
     if availability(image) is Availability.OFF:
-        return ImageDecision(ImageAction.SKIP, f'{properties.MODE}=off', policy)
+        return ImageDecision(ImageAction.SKIP, Cause(Reason.MODE_OFF, f'{properties.MODE}=off'),
+                             policy)
     if image.status == 'queued' and (manifest is None or not manifest.made.base_path):
         # It is heard of when it has data. One that had begun to get them has failed to.
-        return ImageDecision(ImageAction.FAIL, NO_DATA) if manifest is not None \
+        return ImageDecision(ImageAction.FAIL, Cause(Reason.NO_DATA)) if manifest is not None \
             else ImageDecision(ImageAction.NOTHING)
     if image.status in ('queued', 'saving', 'uploading', 'importing'):
         return ImageDecision(ImageAction.WAIT)
     if image.status != 'active':
-        return ImageDecision(ImageAction.SKIP, f'the image is {image.status}', policy)
-    reason = skip_reason(image, build_snapshots, verifies)
-    if reason:
-        return ImageDecision(ImageAction.SKIP, reason)
+        return ImageDecision(ImageAction.SKIP, Cause(Reason.GLANCE_STATUS, image.status), policy)
+    if cause := skip_cause(image, build_snapshots, verifies):
+        return ImageDecision(ImageAction.SKIP, cause)
     forced = forced or is_forced(manifest)
     profile_boots = profile_boots and not properties.is_snapshot(image.properties)
     record = ImageDecision(ImageAction.RECORD, policy=policy) if has_hosts else ImageDecision(
-        ImageAction.AWAIT, AWAITED_ANEW if forced else AWAITED, policy)
+        ImageAction.AWAIT, Cause(Reason.NO_HOST_REQUESTED if forced else Reason.NO_HOST), policy)
     first = record if profile_boots and not booting \
         else ImageDecision(ImageAction.SERVE, policy=policy)
     nothing = ImageDecision(ImageAction.NOTHING, policy=policy)
@@ -323,7 +296,7 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
         return record
     if not booting and not (manifest is not None and manifest.wished.held) \
             and snapshotrules.waits_for_a_server(image.image_hash, image.properties, manifest):
-        return ImageDecision(ImageAction.SKIP, snapshotrules.LATER)
+        return ImageDecision(ImageAction.SKIP, Cause(Reason.SNAPSHOT_UNUSED))
     if booting and manifest is not None and snapshotrules.is_left(manifest):
         manifest = None  # also where Glance has no hash of it, and so none that is new
     if manifest is not None and is_put_off(manifest) and not again \
@@ -339,7 +312,7 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
             or manifest.made.cache_image is None or manifest.has_older_base:
         # Not by itself: each change of a property would start the same failure again.
         return nothing
-    if manifest.reason and (manifest.wished.quota, manifest.wished.boot_marker) \
+    if manifest.cause and (manifest.wished.quota, manifest.wished.boot_marker) \
             == (policy.quota, policy.boot_marker):
         # The older cache image serves, as none could be made of these.
         return nothing
@@ -357,12 +330,12 @@ def is_owners_change(image: ImageFacts, known: Manifest | None) -> bool:
 
     Not where it was taken up before, and waits, or where it is looked at by other rules.
     """
-    if known is None or known.reason == TOO_MANY_CHANGES:
+    if known is None or known.cause.reason is Reason.TOO_MANY_CHANGES:
         return True
-    return known.reason != OTHER_RULES \
+    return known.cause.reason is not Reason.INSPECTION_RULES \
         and not (known.standing is Standing.WANTED and known.image_hash == image.image_hash)
 
 
 def is_forced(manifest: Manifest | None) -> bool:
     """Tell whether an operator has asked for a new recording, which waits for a host."""
-    return manifest is not None and manifest.reason == AWAITED_ANEW
+    return manifest is not None and manifest.cause.reason is Reason.NO_HOST_REQUESTED

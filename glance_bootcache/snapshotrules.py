@@ -12,12 +12,9 @@ from typing import Any
 from bootcache import workingset
 from bootcache.manifest import Manifest, Standing, WorkingSetInfo
 from bootcache.properties import is_snapshot
+from bootcache.reasons import Reason
 from bootcache.workingset import WorkingSet
 
-SNAPSHOT = 'a snapshot of a server'
-# Of one that nobody has booted a server from yet.
-LATER = f'{SNAPSHOT}; it is taken up when a server boots from it'
-OFF = f'{SNAPSHOT}; [bootcache]build_snapshots is off'
 # By whom a working set was recorded that is a parent's.
 PARENT = 'parent'
 # For which the first servers of a snapshot wait for its cache image, once its base is here: most of
@@ -38,7 +35,8 @@ def waits_for_a_server(image_hash: str, properties: Mapping[str, Any],
 
 def is_left(manifest: Manifest) -> bool:
     """Tell whether an image is skipped for as long as no server boots from it."""
-    return manifest.standing is Standing.SKIPPED and manifest.reason == LATER
+    return manifest.standing is Standing.SKIPPED \
+        and manifest.cause.reason is Reason.SNAPSHOT_UNUSED
 
 
 def may_be_parent(parent: Manifest | None, owner: str) -> bool:

@@ -15,6 +15,7 @@ from bootcache.breaker import GrowingPauses
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Availability, Manifest, Standing
 from bootcache.news import News
+from bootcache.reasons import Cause, Reason
 from glance_bootcache import away, decisions
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
@@ -99,7 +100,7 @@ class ServiceUpkeep:
         """
         for manifest in self._store.manifests():
             if decisions.is_by_other_rules(manifest) and manifest.standing is not Standing.SKIPPED:
-                LOG.warning('image %s: %s', manifest.image_id, decisions.OTHER_RULES)
+                LOG.warning('image %s: %s', manifest.image_id, Cause(Reason.INSPECTION_RULES))
                 self._store.change(manifest.image_id,
                                    lambda known: decisions.revoked(known, time.time()))
 

@@ -27,10 +27,11 @@ from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.ceph import places
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
+from bootcache.reasons import Reason
 from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.ceph import basenode
-from glance_bootcache.decisions import OLDER_READ, ImageFacts
+from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.filestore import placing
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images.cephbases import CephBases
@@ -151,10 +152,6 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
     finally:
         if os.path.exists(partial):
             os.unlink(partial)
-
-
-_OLDER = (f'{OLDER_READ}, or servers of the image may need it that are off; the new one is got by'
-          ' itself when they are gone, within the hour')
 
 
 class ImageWork:
@@ -304,7 +301,7 @@ class ImageWork:
             return
         if (manifest.made.base_path and self._retiring.is_needed(image.image_id)) \
                 or not self._exporter.retire(image.image_id, with_base=True):
-            raise exception.BuildFailed(_OLDER)
+            raise exception.BuildFailed('', Reason.OLDER_CONTENT_IN_USE)
 
     def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: BuildJob,
                          record: bool) -> None:

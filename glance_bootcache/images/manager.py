@@ -14,6 +14,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import naming, properties, steps
 from bootcache.manifest import Availability, Manifest, Standing, Wished, WorkingSetInfo
+from bootcache.reasons import Cause, Reason
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageAction, ImageDecision, ImageFacts
 from glance_bootcache.glance.images import Images
@@ -139,21 +140,21 @@ class Manager:
             default_marker=self._conf.boot_marker, build_snapshots=self._conf.build_snapshots,
             verifies=self._conf.verify_signatures)
         image_id = image.image_id
-        LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
+        LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.cause)
         fresh = manifest or Manifest(image_id, wished=Wished(
             visibility=image.visibility, name=image.name, owner=image.owner,
             availability=decisions.availability(image)))
         if decision.action is ImageAction.SKIP:
             self.jobs.cancel(image_id)
-            self._skip(fresh, decision.reason, not decisions.is_signed(image) and (
+            self._skip(fresh, decision.cause, not decisions.is_signed(image) and (
                 decision.policy.settle if decision.policy else fresh.wished.settle))
         elif decision.action is ImageAction.WAIT:
             if manifest is None or manifest.standing is Standing.FAILED:
                 self._store.put(fresh.standing_at(Standing.WANTED))
         elif decision.action is ImageAction.FAIL:
-            if (fresh.standing, fresh.reason) != (Standing.FAILED, decision.reason):
-                LOG.info('image %s: failed: %s', image_id, decision.reason)
-                self._store.put(fresh.standing_at(Standing.FAILED, decision.reason))
+            if (fresh.standing, fresh.cause) != (Standing.FAILED, decision.cause):
+                LOG.info('image %s: failed: %s', image_id, decision.cause)
+                self._store.put(fresh.standing_at(Standing.FAILED, decision.cause))
         elif decision.action is ImageAction.NOTHING:
             if manifest is not None and decision.policy is not None:
                 self._note_policy(manifest, decision.policy)
@@ -163,8 +164,8 @@ class Manager:
             if not (forced or booting or again or decision.action is ImageAction.AWAIT) \
                     and decisions.is_owners_change(image, known) \
                     and not self._changes.begin(image.owner):
-                decision = ImageDecision(ImageAction.AWAIT, decisions.TOO_MANY_CHANGES, policy)
-            pending = fresh.standing_at(fresh.standing, decision.reason).wishing(held=False)
+                decision = ImageDecision(ImageAction.AWAIT, Cause(Reason.TOO_MANY_CHANGES), policy)
+            pending = fresh.standing_at(fresh.standing, decision.cause).wishing(held=False)
             if decision.action is not ImageAction.REBUILD:
                 pending = decisions.taken_up(pending, image, time.time())
             self._note_policy(pending, policy, always=pending != known)
@@ -281,9 +282,9 @@ class Manager:
     def awaits(self, manifest: Manifest) -> bool:
         """Tell whether an image waits for a compute host that can record it, and there is none, or
         for its owner's next change to be followed."""
-        if manifest.reason == decisions.TOO_MANY_CHANGES:
+        if manifest.cause.reason is Reason.TOO_MANY_CHANGES:
             return self._changes.are_too_many(manifest.wished.owner)
-        return manifest.reason in (decisions.AWAITED, decisions.AWAITED_ANEW) \
+        return manifest.cause.reason in (Reason.NO_HOST, Reason.NO_HOST_REQUESTED) \
             and not self._has_hosts.is_set()
 
     def host_reported(self) -> None:
@@ -339,25 +340,25 @@ class Manager:
         return manifest is not None
 
     def _drop(self, image_id: str, held: bool = False) -> None:
-        reason = decisions.HELD if held else decisions.DELETED
+        cause = Cause(Reason.EVICTED_BY_OPERATOR if held else Reason.DELETED)
         with self._lock:
             self.jobs.cancel(image_id)
             manifest = self._store.load(image_id)
             if manifest is None:
                 return self._store.remove(image_id)  # What a damaged manifest left.
-            if manifest.reason != reason:
-                LOG.info('image %s: dropped: %s', image_id, reason)
-                self._store.put(decisions.skipped(manifest, reason).wishing(
+            if manifest.cause != cause:
+                LOG.info('image %s: dropped: %s', image_id, cause)
+                self._store.put(decisions.skipped(manifest, cause).wishing(
                     held=held, availability=manifest.wished.availability if held
                     else Availability.DELETED))
         self.retiring.retire(image_id)
 
-    def _skip(self, manifest: Manifest, reason: str, settle: bool) -> None:
-        if manifest.standing is Standing.SKIPPED and manifest.reason == reason \
+    def _skip(self, manifest: Manifest, cause: Cause, settle: bool) -> None:
+        if manifest.standing is Standing.SKIPPED and manifest.cause == cause \
                 and manifest.wished.settle == settle:
             return
-        LOG.info('image %s: skipped: %s', manifest.image_id, reason)
-        self._store.put(decisions.skipped(manifest, reason).wishing(settle=settle))
+        LOG.info('image %s: skipped: %s', manifest.image_id, cause)
+        self._store.put(decisions.skipped(manifest, cause).wishing(settle=settle))
 
     # The work on one image: its base, its recording and its building, each in turns of their own.
 

@@ -12,7 +12,8 @@ import cachetools
 from oslo_log import log as logging
 
 from bootcache.manifest import Availability, Manifest
-from glance_bootcache import availability, decisions
+from bootcache.reasons import Cause, Reason
+from glance_bootcache import availability
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.retiring import Retiring
@@ -85,7 +86,7 @@ class MissingImages:
                     and (not manifest.is_missing or heard is Availability.DELETION_NOTIFIED):
                 LOG.info('image %s: it is given out no more: %s', image_id,
                          'Glance notified its deletion'
-                         if heard is Availability.DELETION_NOTIFIED else decisions.MISSING)
+                         if heard is Availability.DELETION_NOTIFIED else Cause(Reason.MISSING))
                 manifest = self._store.put(manifest.wishing(availability=heard))
             self._jobs.cancel(image_id)
         if manifest is None:

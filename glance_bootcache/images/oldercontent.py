@@ -11,8 +11,8 @@ from oslo_log import log as logging
 
 from bootcache.breaker import GrowingPauses
 from bootcache.manifest import Manifest
+from bootcache.reasons import Reason
 from glance_bootcache import decisions
-from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.retiring import ROUND_SECONDS
 from glance_bootcache.storage.store import ImageStore
@@ -66,7 +66,7 @@ class OlderContent:
         manifest = self._store.load(image_id)
         if manifest is None or not decisions.waits_for_older(manifest):
             return
-        if OLDER_READ in manifest.reason:
+        if manifest.cause.reason is Reason.OLDER_CONTENT_IN_USE:
             # Nothing was downloaded for that.
             self._tries.forget(image_id)
         if self._tries.is_time(image_id) and not self._manager.retiring.is_needed(image_id):

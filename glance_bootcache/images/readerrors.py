@@ -24,6 +24,7 @@ from bootcache import errorlog, exception, naming, savefile
 from bootcache.ceph import places
 from bootcache.errorlog import ErrorLog
 from bootcache.manifest import ImageState, Manifest, Standing
+from bootcache.reasons import Cause, Reason
 from glance_bootcache.ceph import basenode
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs, Turns
@@ -213,8 +214,8 @@ class ReadErrors:
             # Not where another file has the name: servers read the right one, which is open.
             for export in exporter.of_base(manifest):
                 self._exporter.cut_off(export)
-        reason = (f'{reason}; look at the storage node\'s disk, then "bootcache image build'
-                  f' {image_id}" tries again')
+        cause = Cause(Reason.FAILED, f'{reason}; look at the storage node\'s disk, then'
+                      f' "bootcache image build {image_id}" tries again')
 
         def fail(current: Manifest) -> Manifest:
             if current.made.base_path != manifest.made.base_path \
@@ -223,7 +224,7 @@ class ReadErrors:
                 # right.
                 return current
             return current.making(base_path='', cache_image=None).standing_at(
-                Standing.FAILED, reason)
+                Standing.FAILED, cause)
 
         with self._store.lock:
             # Whatever a job makes, it makes of this base.
@@ -231,11 +232,11 @@ class ReadErrors:
             changed = self._store.change(image_id, fail)
         if changed is not None and changed.state is ImageState.SKIPPED:
             LOG.error('image %s: its base is not served until this service starts again: %s',
-                      image_id, reason)
+                      image_id, cause)
             return
         self._exporter.resume(image_id)
-        if changed is None or changed.reason != reason:
+        if changed is None or changed.cause != cause:
             return
-        LOG.error('image %s: failed: %s', image_id, reason)
+        LOG.error('image %s: failed: %s', image_id, cause)
         self._exporter.retire(image_id, with_base=False)
         self._tiers.forget(image_id)

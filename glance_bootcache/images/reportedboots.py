@@ -20,11 +20,11 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, properties, recording, refinement, rpcapi, workingset
 from bootcache.manifest import ImageState, Manifest, Standing, WorkingSetInfo
+from bootcache.reasons import Reason
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.availability import served
-from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.job import ProfileReport
 from glance_bootcache.storage.exporters import Exporters
@@ -190,7 +190,7 @@ def remembered(boots: Sequence[Boot]) -> tuple[Boot, ...]:
 
 
 # Of an image whose profile boot has failed so, another boot without a marker tells nothing.
-_NOT_BOOTED = (SWITCHED_OFF, STUCK)
+_NOT_BOOTED = (Reason.SWITCHED_OFF, Reason.STUCK)
 # What hosts round the records of servers' boots to.
 _GRANULARITIES = (4096, 65536)
 # So many boots in a row that bring nothing new, and no more reports are asked for until a restart;
@@ -433,7 +433,7 @@ class ReportedBoots:
                      image_id, host)
             return ''
         if manifest.made.working_set is None and manifest.standing is Standing.FAILED \
-                and manifest.reason.startswith(_NOT_BOOTED) and ended_by in ('shutdown', 'silence'):
+                and manifest.cause.reason in _NOT_BOOTED and ended_by in ('shutdown', 'silence'):
             LOG.info('image %s: a boot on %s is not looked at: its boot marker was not seen, and'
                      ' the profile boot has failed for a guest that did not come up', image_id,
                      host)
@@ -555,5 +555,5 @@ def _known(manifest: Manifest) -> _Known:
 
 def _stock(manifest: Manifest) -> dict[str, Any]:
     reason = f'the image is {manifest.state.value}'
-    why = decisions.told_reason(manifest)
+    why = manifest.reason
     return {'action': rpcapi.ACTION_STOCK, 'reason': reason + (f': {why}' if why else '')}

@@ -12,7 +12,8 @@ from oslo_log import log as logging
 from bootcache import bus, exception, signatures
 from bootcache import conf as bootcache_conf
 from bootcache.breaker import Breaker
-from glance_bootcache.decisions import SIGNATURE_REFUSED, ImageFacts
+from bootcache.reasons import Reason
+from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images
 
 LOG = logging.getLogger(__name__)
@@ -97,8 +98,8 @@ class ImageSignatures:
                     verifier.update(piece)
             verifier.verify()
         except crypto_exceptions.InvalidSignature as error:
-            raise exception.ImageRefused(
-                f'{SIGNATURE_REFUSED}: the content is not what was signed') from error
+            raise exception.ImageRefused('the content is not what was signed',
+                                         Reason.SIGNATURE_INVALID) from error
         except (ValueError, TypeError, crypto_exceptions.UnsupportedAlgorithm) as error:
             raise _refused(error) from error
         LOG.info('image %s: its signature is right', image.image_id)
@@ -130,7 +131,7 @@ class ImageSignatures:
 
 
 def _refused(error: Exception) -> exception.ImageRefused:
-    return exception.ImageRefused(f'{SIGNATURE_REFUSED}: {str(error)[:300]}')
+    return exception.ImageRefused(str(error)[:300], Reason.SIGNATURE_INVALID)
 
 
 def _away(image: ImageFacts, error: object) -> exception.ServiceAway:

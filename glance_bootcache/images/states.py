@@ -7,7 +7,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, savefile
 from bootcache.manifest import ImageState, Made, Manifest, Standing
-from glance_bootcache.decisions import PUT_OFF
+from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.storage.store import ImageStore
@@ -51,7 +51,7 @@ class States:
         :param made: None for what is noted already.
         :raises Cancelled: if the job is.
         """
-        self._end(job, Standing.DONE, '', made)
+        self._end(job, Standing.DONE, NO_CAUSE, made)
 
     def leave(self, job: BuildJob) -> None:
         """Have an image's state be its manifest's: what a job has tried does not matter.
@@ -85,59 +85,62 @@ class States:
         except exception.Cancelled as error:
             LOG.info('image %s: given up: %s', job.image_id, error)
         except exception.ImageRefused as error:
-            self._fail(job, Standing.SKIPPED, str(error))
+            self._fail(job, Standing.SKIPPED, error.cause)
         except (exception.StorageDaemonError, exception.StorageNodeFull, exception.ServiceAway,
                 exception.Interrupted, OSError) as error:
             self._put_off(job, str(error))
         except Exception as error:
             if savefile.means_full(error):
                 self._put_off(job, str(error))
+            elif isinstance(error, exception.ImageError):
+                self._give_up(job, error.cause)
             elif isinstance(error, exception.BootcacheError):
-                self._give_up(job, str(error))
+                self._give_up(job, Cause(Reason.FAILED, str(error)))
             elif not job.cancelled.is_set() and not self._jobs.is_stopping:
                 LOG.exception('image %s: unexpected error', job.image_id)
-                self._give_up(job, f'unexpected error: {error}')
+                self._give_up(job, Cause(Reason.FAILED, f'unexpected error: {error}'))
         return True
 
-    def _give_up(self, job: BuildJob, reason: str) -> None:
+    def _give_up(self, job: BuildJob, cause: Cause) -> None:
         """Have a job's failure be its end, unless it cost the image the cache image that it had.
 
         That one served, so another one can be built: it is tried once more by itself.
         """
         if job.is_without_older:
-            self._put_off(job, reason)
+            self._put_off(job, str(cause))
         else:
-            self._fail(job, Standing.FAILED, reason)
+            self._fail(job, Standing.FAILED, cause)
 
     def _put_off(self, job: BuildJob, error: str) -> None:
         """Have an image wait for another try: nothing is wrong with it, but with this machine, or
         with Glance or Nova."""
         if self._current(job).made.cache_image is not None:
             # That serves meanwhile.
-            self._fail(job, Standing.FAILED, error)
+            self._fail(job, Standing.FAILED, Cause(Reason.FAILED, error))
             return
         with contextlib.suppress(exception.Cancelled):
             job.check_cancelled()
-            LOG.warning('image %s: %s: %s', job.image_id, PUT_OFF, error)
-            self._end(job, Standing.WANTED, f'{PUT_OFF}: {error}', None)
+            cause = Cause(Reason.RETRY, error)
+            LOG.warning('image %s: %s', job.image_id, cause)
+            self._end(job, Standing.WANTED, cause, None)
 
-    def _fail(self, job: BuildJob, standing: Standing, reason: str) -> None:
+    def _fail(self, job: BuildJob, standing: Standing, cause: Cause) -> None:
         with contextlib.suppress(exception.Cancelled):
             job.check_cancelled()
-            LOG.warning('image %s: %s: %s', job.image_id, standing.value, reason)
+            LOG.warning('image %s: %s: %s', job.image_id, standing.value, cause)
             manifest = self._current(job)
             made = manifest.made
             if standing is Standing.FAILED and made.cache_image is not None \
                     and not manifest.has_older_base:
-                standing, reason = Standing.DONE, f'the older cache image serves, as {reason}'
+                standing = Standing.DONE  # The older cache image serves.
             elif standing is Standing.SKIPPED:
                 made = manifest.making(cache_image=None).made
-            self._end(job, standing, reason, made)
+            self._end(job, standing, cause, made)
 
-    def _end(self, job: BuildJob, standing: Standing, reason: str, made: Made | None) -> None:
+    def _end(self, job: BuildJob, standing: Standing, cause: Cause, made: Made | None) -> None:
         with self._store.lock:
             job.check_cancelled()
-            manifest = self._current(job).standing_at(standing, reason)
+            manifest = self._current(job).standing_at(standing, cause)
             self._store.put(manifest if made is None else manifest.making_all(made))
             job.phase = None
 

@@ -16,6 +16,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import properties
 from bootcache.manifest import Availability, ImageState, Manifest
+from bootcache.reasons import Reason
 from glance_bootcache import away, decisions, snapshotrules
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images as glance_images
@@ -53,12 +54,12 @@ def final(manifest: Manifest, state: ImageState) -> dict[str, str]:
     if manifest.wished.availability in (Availability.ACTIVE, Availability.HIDDEN):
         stays = {ImageState.READY: True, ImageState.FAILED: not decisions.waits_for_older(manifest),
                  ImageState.SKIPPED: not snapshotrules.is_left(manifest)
-                 and manifest.reason != decisions.OTHER_RULES}.get(state, False)
+                 and manifest.cause.reason is not Reason.INSPECTION_RULES}.get(state, False)
     else:
         stays = manifest.wished.availability is Availability.OFF and state is ImageState.SKIPPED
     if not stays:
         return {}
-    reason = tenants.told(state, manifest.reason)
+    reason = tenants.told(state, manifest.cause)
     return {properties.STATE: state.value, **({properties.REASON: reason} if reason else {})}
 
 

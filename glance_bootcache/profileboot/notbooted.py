@@ -1,7 +1,7 @@
 """Profile boots that were none: what their images' owners and operators are told. Pure."""
 
 from bootcache import ending, exception, properties
-from glance_bootcache.decisions import READ_NOTHING, STUCK, SWITCHED_OFF
+from bootcache.reasons import Reason
 
 _LONGEST_LINE = 200
 
@@ -16,13 +16,14 @@ def check(ended_by: str, line: str, recorded_bytes: int) -> None:
     """
     if ended_by == ending.STUCK:
         raise exception.ProfileBootFailed(
-            f'{STUCK}: its console says {_said(line)}, and what it read is not a boot; it may lack'
-            ' the driver of its disk (hw_disk_bus). If it is up all the same, give it a'
-            f' {properties.BOOT_MARKER} that it prints then')
+            f'the guest does not come up: its console says {_said(line)}, and what it read is not a'
+            ' boot; it may lack the driver of its disk (hw_disk_bus). If it is up all the same,'
+            f' give it a {properties.BOOT_MARKER} that it prints then', Reason.STUCK)
     if ended_by == ending.NOTHING:
         raise exception.ProfileBootFailed(
-            f'{READ_NOTHING} from its disk but {recorded_bytes} bytes, and was given up; it may'
-            ' have no boot loader for the firmware of its server (hw_firmware_type)')
+            f'the profile boot read nothing from its disk but {recorded_bytes} bytes, and was given'
+            ' up; it may have no boot loader for the firmware of its server (hw_firmware_type)',
+            Reason.READ_NOTHING)
 
 
 def switched_off(line: str) -> exception.ProfileBootFailed:
@@ -31,10 +32,10 @@ def switched_off(line: str) -> exception.ProfileBootFailed:
     :param line: of its console, where that tells that it does not come up; else empty.
     """
     return exception.ProfileBootFailed(
-        f'{SWITCHED_OFF} before its boot marker was seen'
+        'the guest switched itself off before its boot marker was seen'
         + (f', and its console says {_said(line)}' if line else '')
         + ': what it read is not a boot; it may lack the driver of its disk (hw_disk_bus), or need'
-        f' a {properties.BOOT_MARKER} that it prints before it ends')
+        f' a {properties.BOOT_MARKER} that it prints before it ends', Reason.SWITCHED_OFF)
 
 
 def _said(line: str) -> str:

@@ -7,7 +7,6 @@ from oslo_log import log as logging
 
 from bootcache import ending, exception
 from bootcache.manifest import IN_HAND, ImageState, Manifest
-from glance_bootcache import decisions
 from glance_bootcache.exchange.offers import Given
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
@@ -39,7 +38,7 @@ class Operators:
         """Return a manifest with the progress of what is in hand, as plain values."""
         job = self._manager.jobs.of(manifest.image_id)
         state = self._manager.jobs.state(manifest)
-        reason = decisions.told_reason(manifest) or self._manager.jobs.turn(manifest.image_id)
+        reason = manifest.reason or self._manager.jobs.turn(manifest.image_id)
         if not reason and state is ImageState.READY and manifest.made.working_set is not None:
             reason = ending.doubt(manifest.made.working_set.ended_by)
         return {**dataclasses.asdict(manifest.wished), **dataclasses.asdict(manifest.made),

@@ -19,6 +19,7 @@ from oslo_log import log as logging
 
 from bootcache import confined, exception, limited, qemuimg
 from bootcache.limited import Limits
+from bootcache.reasons import Reason
 
 LOG = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def inspect(path: str, disk_format: str,
         taken again, later each time.
     """
     if disk_format not in FORMATS:
-        raise exception.ImageRefused(f'disk_format {disk_format} is not served; use qcow2 or raw')
+        raise exception.ImageRefused(disk_format, Reason.DISK_FORMAT)
     _look(path, disk_format, max_virtual_bytes)
     try:
         details = qemuimg.info(path, disk_format, confine=True)
@@ -78,19 +79,20 @@ def inspect(path: str, disk_format: str,
     except exception.BootcacheError as error:
         raise exception.ImageRefused(str(error)) from error
     if details.get('backing-filename') or details.get('full-backing-filename'):
-        raise exception.ImageRefused('the image has a backing file')
+        raise exception.ImageRefused('the image has a backing file', Reason.BACKING_FILE)
     specific = details.get('format-specific', {}).get('data', {})
     if specific.get('data-file'):
-        raise exception.ImageRefused('the image has an external data file')
+        raise exception.ImageRefused('the image has an external data file', Reason.DATA_FILE)
     if details.get('encrypted'):
-        raise exception.ImageRefused('the image is encrypted')
+        raise exception.ImageRefused('the image is encrypted', Reason.ENCRYPTED)
     virtual_bytes = details['virtual-size']
     if virtual_bytes <= 0 or virtual_bytes % 512:
-        raise exception.ImageRefused(f'the image has {virtual_bytes} bytes, not whole sectors')
+        raise exception.ImageRefused(f'the image has {virtual_bytes} bytes, not whole sectors',
+                                     Reason.PARTIAL_SECTOR)
     if virtual_bytes > max_virtual_bytes:
         raise exception.ImageRefused(
             f'the image is a disk of {virtual_bytes} bytes; [bootcache]max_virtual_size is'
-            f' {max_virtual_bytes}')
+            f' {max_virtual_bytes}', Reason.TOO_LARGE)
     return Inspected(disk_format, virtual_bytes)
 
 
@@ -112,7 +114,8 @@ def _look(path: str, disk_format: str, max_virtual_bytes: int) -> None:
             cwd='/', timeout=_WAITING * allowed, on_execute=started.append,
             # This tree's, wherever the service was started.
             env_variables={**os.environ, 'PYTHONPATH': root})
-        refused: str = json.loads(out)['refused']
+        found = json.loads(out)
+        reason, detail = Reason(found['reason']), str(found['detail'])
     except subprocess.TimeoutExpired as error:
         for process in started:
             process.kill()
@@ -123,7 +126,7 @@ def _look(path: str, disk_format: str, max_virtual_bytes: int) -> None:
         if limited.took_too_long(error.exit_code):
             raise exception.ImageRefused(
                 f'the image is not safe to open: to look at it takes more than {allowed} s of CPU'
-                ' time') from error
+                ' time', Reason.UNSAFE) from error
         # Short of memory, stopped, upgraded meanwhile, a bug of ours: of the image all of that says
         # nothing. One that makes the look crash each time costs little, as the pauses grow.
         last = (error.stderr or '').strip().rpartition('\n')[2]
@@ -132,8 +135,8 @@ def _look(path: str, disk_format: str, max_virtual_bytes: int) -> None:
                                     f' {error.exit_code}): {last[:_LONGEST_ERROR]}') from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise exception.Interrupted(f'the image could not be looked at: {error}') from error
-    if refused:
-        raise exception.ImageRefused(refused)
+    if reason is not Reason.NONE:
+        raise exception.ImageRefused(detail, reason)
 
 
 def cpu_seconds(stored_bytes: int, virtual_bytes: int) -> int:

@@ -1,17 +1,20 @@
 """A look at one tenant's file, in a process of its own: inspection.py starts it, under limits.
 
 ``python -m glance_bootcache.storage.look PATH DISK_FORMAT MAX_VIRTUAL_BYTES FILTER`` writes a JSON
-object: ``refused`` is a line that says why the file is not to be opened, empty if it may be. A file
+object: ``reason``, of bootcache/reasons.py, says why the file is not to be opened, empty if it may
+be, and ``detail`` is a line with more of that. A file
 that this machine cannot read is another matter: there is no answer then. All is loaded before the
 process confines itself, by seccomp's ``FILTER`` in hexadecimal digits, and the file is read after.
 """
 
+import dataclasses
 import json
 import os
 import sys
 
 from bootcache import confining, fileformat
 from bootcache.exception import ImageRefused
+from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache.qcow2 import tables
 from glance_bootcache.qcow2.header import Reader
 from glance_bootcache.storage import inspection
@@ -24,13 +27,15 @@ def _inspect(path: str, disk_format: str) -> None:
     inspector = fileformat.inspect(path)
     found = str(inspector)
     if found != disk_format and not (disk_format == 'raw' and found in fileformat.RAW_NAMES):
-        raise ImageRefused(f'the content is {found}, but disk_format says {disk_format}')
+        raise ImageRefused(f'the content is {found}, but disk_format says {disk_format}',
+                           Reason.FORMAT_MISMATCH)
     fileformat.check_safe(inspector)
     if disk_format == 'raw':
         with open(path, 'rb') as stream:
             found = inspection.taken_for(stream.read(inspection.PROBED_BYTES))
         if found:
-            raise ImageRefused(f'the content is {found}, but disk_format says raw')
+            raise ImageRefused(f'the content is {found}, but disk_format says raw',
+                               Reason.FORMAT_MISMATCH)
 
 
 def _check_tables(path: str, max_virtual_bytes: int) -> None:
@@ -38,13 +43,13 @@ def _check_tables(path: str, max_virtual_bytes: int) -> None:
     try:
         tables.check(Reader(descriptor, os.fstat(descriptor).st_size), max_virtual_bytes)
     except ImageRefused as error:
-        raise ImageRefused(f'the image is not safe to open: {error}') from error
+        raise ImageRefused(f'the image is not safe to open: {error}', Reason.UNSAFE) from error
     finally:
         os.close(descriptor)
 
 
-def look(path: str, disk_format: str, max_virtual_bytes: int) -> str:
-    """Return why a file is not to be opened as what Glance says it is; empty if it may be.
+def look(path: str, disk_format: str, max_virtual_bytes: int) -> Cause:
+    """Return why a file is not to be opened as what Glance says it is, if it may not.
 
     :param disk_format: qcow2 or raw.
     :param max_virtual_bytes: that its disk may have.
@@ -55,11 +60,13 @@ def look(path: str, disk_format: str, max_virtual_bytes: int) -> str:
         if disk_format == 'qcow2':
             _check_tables(path, max_virtual_bytes)
     except MemoryError:
-        return 'the image is not safe to open: to look at it takes too much memory'
+        return Cause(Reason.UNSAFE,
+                     'the image is not safe to open: to look at it takes too much memory')
     except ImageRefused as error:
         # One line, as tenants' bytes may be in it.
-        return ' '.join(str(error).split())[:_LONGEST_REASON]
-    return ''
+        return dataclasses.replace(
+            error.cause, detail=' '.join(error.cause.detail.split())[:_LONGEST_REASON])
+    return NO_CAUSE
 
 
 def main(path: str, disk_format: str, max_virtual_bytes: str, program: str) -> None:
@@ -69,8 +76,8 @@ def main(path: str, disk_format: str, max_virtual_bytes: str, program: str) -> N
     """
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     confining.confine(opened, bytes.fromhex(program))
-    print(json.dumps({'refused': look(f'/proc/self/fd/{opened}', disk_format,
-                                      int(max_virtual_bytes))}))
+    print(json.dumps(dataclasses.asdict(
+        look(f'/proc/self/fd/{opened}', disk_format, int(max_virtual_bytes)))))
 
 
 if __name__ == '__main__':

@@ -12,7 +12,6 @@ from typing import Any
 
 from bootcache import breaker, rpcapi
 from bootcache.manifest import ImageState, Manifest, Standing
-from glance_bootcache import decisions
 
 _BACKOFF_SECONDS = 30.0
 _LONGEST_BACKOFF_SECONDS = 600.0
@@ -253,7 +252,7 @@ def why_not_warm(image_id: str, manifest: Manifest | None) -> str:
         return f'image {image_id} is not known to the storage service; {build} records it'
     what = f'image {image_id} has no cache image: it is {manifest.state.value}'
     if manifest.state is ImageState.SKIPPED:
-        return f'{what}: {decisions.told_reason(manifest)}'
+        return f'{what}: {manifest.reason}'
     if manifest.made.cache_image is not None and not manifest.has_older_base:
         return ''
     if manifest.standing is Standing.FAILED:

@@ -16,6 +16,7 @@ from storage_node import IMAGE, MIB
 
 from bootcache import exception, qemuimg, rpcapi
 from bootcache.manifest import CacheInfo, Standing
+from bootcache.reasons import Cause, Reason
 from glance_bootcache.exchange.offers import ExchangeOffers
 
 pytestmark = apart.needs_libtorrent
@@ -170,7 +171,8 @@ def test_what_is_not_given_out_is_not_exchanged_either(cloud):
 
     assert offered() is not None
     assert cloud.service.offers.offer(IMAGE, 'host', '0' * 64, '127.0.7.9', 1, '') is None
-    cloud.store.save(cloud.node.manifest.standing_at(Standing.SKIPPED, 'it is private now'))
+    cloud.store.save(cloud.node.manifest.standing_at(
+        Standing.SKIPPED, Cause(Reason.REFUSED, 'it is private now')))
     assert offered() is None
 
 

@@ -8,6 +8,7 @@ from real_glance import ADMIN, Glance
 
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Manifest, Standing
+from bootcache.reasons import Cause, Reason
 from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.images import Images, changed_at
 from glance_bootcache.images.jobs import Jobs
@@ -35,7 +36,7 @@ class Service:
         return image
 
     def know(self, image):
-        self.store.save(Manifest(image, Standing.FAILED, 'why'))
+        self.store.save(Manifest(image, Standing.FAILED, Cause(Reason.FAILED, 'why')))
         self.look(image)
 
     def look(self, image):

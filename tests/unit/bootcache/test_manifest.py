@@ -18,12 +18,14 @@ from bootcache.manifest import (
     Wished,
     WorkingSetInfo,
 )
+from bootcache.reasons import Cause, Reason
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CACHE = CacheInfo('cache-1.qcow2', 1000, 900, 3, 'ab' * 32, 1 << 30, 65536, 1 << 29,
                   'nbd+unix:///base-x?socket=/run/s', 1.5, 1)
 SET = WorkingSetInfo('working-set-1.json', 900, 3, 4096, 'nova', 'marker', 12.5, 'login:')
-FULL = Manifest(IMAGE, Standing.DONE, '', 'sha512:00', Wished(quota=1 << 29, name='Debian'),
+FULL = Manifest(IMAGE, Standing.DONE, Cause(Reason.FAILED, 'no room'), 'sha512:00',
+                Wished(quota=1 << 29, name='Debian'),
                 Made('/base', 'sha512:00', 'base-x', 'qcow2', 5, 1 << 30, SET, CACHE),
                 '2026-01-01T00:00:00+00:00')
 MADE = st.builds(Made, image_format=st.sampled_from(['', 'raw', 'qcow2']),
@@ -32,7 +34,8 @@ MADE = st.builds(Made, image_format=st.sampled_from(['', 'raw', 'qcow2']),
                  cache_image=st.sampled_from([None, CACHE]))
 
 
-@given(st.builds(Manifest, st.just(IMAGE), st.sampled_from(Standing), st.text(), st.text(),
+@given(st.builds(Manifest, st.just(IMAGE), st.sampled_from(Standing),
+                 st.builds(Cause, st.sampled_from(Reason), st.text()), st.text(),
                  st.builds(Wished), MADE, st.text()))
 def test_round_trip_through_json(manifest):
     assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
@@ -79,9 +82,10 @@ def test_what_is_in_hand():
 
 
 @pytest.mark.parametrize('change', [
-    {'version': 0}, {'version': 3}, {'version': '2'}, {'version': None}, {'standing': 'ready'},
-    {'standing': None}, {'surprise': 1}, {'made': None}, {'made': {'surprise': 1}},
-    {'wished': 'x'}, {'wished': {'cache_image': None}}])
+    {'version': 0}, {'version': 4}, {'version': '3'}, {'cause': 'why'},
+    {'cause': {'reason': 'odd', 'detail': ''}}, {'cause': {'reason': '', 'more': 1}},
+    {'version': None}, {'standing': 'ready'}, {'standing': None}, {'surprise': 1}, {'made': None},
+    {'made': {'surprise': 1}}, {'wished': 'x'}, {'wished': {'cache_image': None}}])
 def test_a_damaged_document_is_refused(change):
     with pytest.raises(exception.InvalidManifest):
         Manifest.from_json({**FULL.to_json(), **change})

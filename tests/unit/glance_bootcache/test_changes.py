@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache.manifest import Manifest, Standing
-from glance_bootcache import decisions
+from bootcache.reasons import Reason
 from glance_bootcache.images.jobs import HOUR, Changes
 from glance_bootcache.storage import inspection
 
@@ -65,7 +65,7 @@ def test_the_fourth_waits_for_the_hour_and_another_owners_does_not(house):
     done, waits = Standing.DONE, Standing.WANTED
     assert standing(house, range(5)) == [done, done, done, waits, waits]
     manifest = house.store.load(image(4))
-    assert manifest.reason == decisions.TOO_MANY_CHANGES
+    assert manifest.cause.reason is Reason.TOO_MANY_CHANGES
     assert register(house, 9, owner='two').standing is done
     # Upkeep does not ask Glance about them in vain.
     house.upkeep.recover()
@@ -82,7 +82,7 @@ def test_servers_of_one_that_waits_boot_as_ever(house):
     for number in range(3):
         register(house, number)
     changed = register(house, 0, content=b'2' * SIZE)
-    assert changed.reason == decisions.TOO_MANY_CHANGES
+    assert changed.cause.reason is Reason.TOO_MANY_CHANGES
     assert house.hosts.plan_boot(image(0), 'host', 'server', None)['action'] == 'stock'
     assert house.hosts.plan_boot(image(1), 'host', 'server', None)['action'] == 'cache'
     # What a server that boots needs, and an operator orders, is not counted.
@@ -128,8 +128,8 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
     house.settle()
     assert standing(house, range(3)) == [Standing.DONE] * 3
     # One that waited, as there were too many, is.
-    assert register(house, 20).reason == decisions.TOO_MANY_CHANGES
-    assert register(house, 20).reason == decisions.TOO_MANY_CHANGES
+    assert register(house, 20).cause.reason is Reason.TOO_MANY_CHANGES
+    assert register(house, 20).cause.reason is Reason.TOO_MANY_CHANGES
 
 
 def test_one_that_opts_out_and_in_again_is_counted(house):
@@ -138,4 +138,4 @@ def test_one_that_opts_out_and_in_again_is_counted(house):
         house.images.put(image(0), mode='off', owner='one')
         house.manager.consider(image(0))
         house.settle()
-    assert register(house, 0).reason == decisions.TOO_MANY_CHANGES
+    assert register(house, 0).cause.reason is Reason.TOO_MANY_CHANGES

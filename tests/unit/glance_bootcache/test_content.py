@@ -10,6 +10,7 @@ from fakes_manager import until
 
 from bootcache import exception, naming, savefile
 from bootcache.manifest import Standing
+from bootcache.reasons import Cause, Reason
 from glance_bootcache.images import manager as manager_module
 from glance_bootcache.images.oldercontent import OlderContent
 from glance_bootcache.storage import inspection
@@ -267,7 +268,8 @@ def test_without_profile_boots_the_next_server_is_recorded(waiting):
 def test_it_goes_on_waiting_whatever_its_last_reason_was(waiting, how):
     """Glance was away at one try; an earlier version had noted that the image was done."""
     waiting.store.change(IMAGE, lambda manifest: manifest.standing_at(
-        *((Standing.FAILED, 'Glance was away') if how != 'done' else (Standing.DONE,))))
+        *((Standing.FAILED, Cause(Reason.FAILED, 'Glance was away')) if how != 'done'
+          else (Standing.DONE,))))
     assert waiting.state(IMAGE) == 'failed'
     waiting.needs.note('one', {'needs': []})
     look(waiting)
@@ -290,7 +292,7 @@ def test_exports_of_a_base_that_was_given_up_are_not_served_as_the_new_content(h
     """A read error had it given up; a host is connected to its stored file."""
     one = ready(house, b'1' * 4096)
     house.store.put(one.making(base_path='', cache_image=None).standing_at(
-        Standing.FAILED, 'it cannot be read'))
+        Standing.FAILED, Cause(Reason.FAILED, 'it cannot be read')))
     house.exporter.readers.add(IMAGE)
     house.images.put(IMAGE, b'2' * 4096)
     house.manager.consider(IMAGE)

@@ -13,6 +13,7 @@ from bootcache.manifest import (
     WorkingSetInfo,
 )
 from bootcache.properties import Policy
+from bootcache.reasons import Cause, Reason
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageAction, ImageDecision, ImageFacts
 
@@ -44,10 +45,11 @@ RECORD = ImageDecision(ImageAction.RECORD, policy=POLICY)
 NOTHING = ImageDecision(ImageAction.NOTHING, policy=POLICY)
 HELD = ImageDecision(ImageAction.NOTHING)
 SERVE = ImageDecision(ImageAction.SERVE, policy=POLICY)
-OFF = ImageDecision(ImageAction.SKIP, 'bootcache_mode=off', Policy(512 * MIB, 'login:'))
+OFF = ImageDecision(ImageAction.SKIP, Cause(Reason.MODE_OFF, 'bootcache_mode=off'),
+                    Policy(512 * MIB, 'login:'))
 
 # None could be made of 64 MiB.
-TRIED = READY.standing_at(Standing.DONE, 'the older cache image serves, as there is no room') \
+TRIED = READY.standing_at(Standing.DONE, Cause(Reason.FAILED, 'there is no room')) \
     .wishing(quota=64 * MIB, boot_marker='login:')
 
 TABLE = {
@@ -73,7 +75,7 @@ TABLE = {
     'failed': (IMAGE, manifest(Standing.FAILED, cache_image=None), NOTHING),
     'refused': (IMAGE, manifest(Standing.SKIPPED, cache_image=None), NOTHING),
     'skipped by a property that is right now': (
-        IMAGE, Manifest(IMAGE.image_id, Standing.SKIPPED, 'bootcache_mode=off'), RECORD),
+        IMAGE, Manifest(IMAGE.image_id, Standing.SKIPPED, Cause(Reason.MODE_OFF)), RECORD),
     'held': (IMAGE, manifest(Standing.SKIPPED, held=True, cache_image=None), HELD),
     'held and content changed': (image(image_hash='sha512:11'),
                                  manifest(Standing.SKIPPED, held=True), HELD),
@@ -98,7 +100,7 @@ TABLE = {
     'the same one': (IMAGE, manifest(built_from='set'), NOTHING),
     'another working set, in vain': (
         IMAGE, manifest(built_from='set-before').standing_at(
-            Standing.DONE, 'the older cache image serves, as there is no room').wishing(
+            Standing.DONE, Cause(Reason.FAILED, 'there is no room')).wishing(
             quota=512 * MIB, boot_marker='login:'), NOTHING),
     'own state properties': (image({'bootcache_state': 'ready', 'bootcache_reason': 'x'}), READY,
                              NOTHING),
@@ -144,9 +146,9 @@ def test_table(name):
     # It was only created: nothing is to be waited for, as its data are told of.
     (None, ImageDecision(ImageAction.NOTHING)),
     # The hook, or a look in mid-import, has seen it before.
-    (Manifest(IMAGE.image_id), ImageDecision(ImageAction.FAIL, decisions.NO_DATA)),
-    (Manifest(IMAGE.image_id, Standing.FAILED, decisions.NO_DATA),
-     ImageDecision(ImageAction.FAIL, decisions.NO_DATA))])
+    (Manifest(IMAGE.image_id), ImageDecision(ImageAction.FAIL, Cause(Reason.NO_DATA))),
+    (Manifest(IMAGE.image_id, Standing.FAILED, Cause(Reason.NO_DATA)),
+     ImageDecision(ImageAction.FAIL, Cause(Reason.NO_DATA)))])
 def test_an_import_that_has_failed(known, expected):
     assert decide(image(status='queued', image_hash=''), known) == expected
 
@@ -161,7 +163,7 @@ def test_wait_until_glance_has_it(status, known):
 @pytest.mark.parametrize('status', ['deactivated', 'killed', 'deleted', 'pending_delete', 'other'])
 def test_no_boot_from_an_image_that_is_not_active(status):
     decision = decide(image(status=status), READY)
-    assert decision.action is ImageAction.SKIP and status in decision.reason
+    assert decision.action is ImageAction.SKIP and status in str(decision.cause)
 
 
 @pytest.mark.parametrize('changes, word', [
@@ -178,13 +180,13 @@ def test_no_boot_from_an_image_that_is_not_active(status):
 @pytest.mark.parametrize('known, forced', [(None, False), (READY, False), (READY, True)])
 def test_what_cannot_be_served_is_skipped_with_its_reason(changes, word, known, forced):
     decision = decide(dataclasses.replace(IMAGE, **changes), known, forced=forced)
-    assert decision.action is ImageAction.SKIP and word in decision.reason
+    assert decision.action is ImageAction.SKIP and word in str(decision.cause)
 
 
 def test_snapshots_where_the_operator_wants_them():
     snapshot = image({'image_type': 'snapshot'})
     decision = decide(snapshot, build_snapshots=True)
-    assert decision.action is ImageAction.SKIP and 'when a server boots' in decision.reason
+    assert decision.action is ImageAction.SKIP and decision.cause.reason is Reason.SNAPSHOT_UNUSED
     assert decide(snapshot, build_snapshots=True, booting=True) == SERVE
     assert decide(snapshot, build_snapshots=True, forced=True) == RECORD
     # Nothing of the one that there is is dropped.
@@ -198,7 +200,7 @@ def test_snapshots_where_the_operator_wants_them():
 @pytest.mark.parametrize('known', [None, READY])
 def test_bad_properties_are_skipped_with_the_propertys_name(properties, name, known):
     decision = decide(image(properties), known)
-    assert decision.action is ImageAction.SKIP and name in decision.reason
+    assert decision.action is ImageAction.SKIP and name in str(decision.cause)
 
 
 @pytest.mark.parametrize('standing', Standing)
@@ -227,7 +229,7 @@ def test_every_combination_gives_what_its_action_needs():
         given = image({'bootcache_mode': mode, **({'bootcache_quota': quota} if quota else {})},
                       status=status)
         decision = decide(given, known, forced=forced)
-        assert bool(decision.reason) == (decision.action in (ImageAction.SKIP, ImageAction.FAIL))
+        assert bool(decision.cause) == (decision.action in (ImageAction.SKIP, ImageAction.FAIL))
         if decision.action in (ImageAction.RECORD, ImageAction.REBUILD, ImageAction.SERVE):
             assert decision.policy is not None
         if decision.action is ImageAction.REBUILD:

@@ -5,7 +5,8 @@ The neighbours are stand-ins, see test_manager.py."""
 import pytest
 
 from bootcache.manifest import Standing
-from glance_bootcache import availability, decisions
+from bootcache.reasons import Reason
+from glance_bootcache import availability
 from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -46,7 +47,8 @@ def test_what_was_built_is_revoked_and_hosts_let_go(upgraded):
     assert action(upgraded) == 'stock'
     upgraded.upkeep.revoke()
     after = upgraded.store.load(IMAGE)
-    assert (after.standing, after.reason) == (Standing.SKIPPED, decisions.OTHER_RULES)
+    assert (after.standing, after.cause.reason) \
+        == (Standing.SKIPPED, Reason.INSPECTION_RULES)
     assert after.made.cache_image is None and after.made.base_path == before.made.base_path
     assert after.wished.generation > before.wished.generation
     assert action(upgraded) == 'stock'

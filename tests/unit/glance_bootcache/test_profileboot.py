@@ -11,8 +11,8 @@ from bootcache import exception
 from bootcache.ending import BootLimits, BootProgress, ProfileJudge, ended_by
 from bootcache.manifest import ImageState
 from bootcache.properties import Policy
+from bootcache.reasons import Reason
 from bootcache.workingset import WorkingSet
-from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.glance import tenants
 from glance_bootcache.profileboot import direct, throughnova
 from glance_bootcache.profileboot.job import BuildJob, ProfileReport
@@ -184,8 +184,8 @@ def test_a_guest_that_switches_itself_off_has_not_booted(waits, nova, ended_by):
     quarter of a minute to come up again."""
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
         waits(nova, (ended_by, ''))
-    assert str(failed.value).startswith(SWITCHED_OFF)
-    assert 'driver' in tenants.told(ImageState.FAILED, str(failed.value))
+    assert failed.value.cause.reason is Reason.SWITCHED_OFF
+    assert 'driver' in tenants.told(ImageState.FAILED, failed.value.cause)
 
 
 def test_one_that_says_its_marker_before_it_ends_has_booted(waits):
@@ -193,7 +193,7 @@ def test_one_that_says_its_marker_before_it_ends_has_booted(waits):
 
 
 def test_one_that_is_off_is_not_waited_for(waits):
-    with pytest.raises(exception.ProfileBootFailed, match=SWITCHED_OFF):
+    with pytest.raises(exception.ProfileBootFailed, match='switched itself off'):
         waits(Servers(status='SHUTOFF'))
 
 
@@ -209,7 +209,7 @@ def test_nova_takes_its_time_to_say_that_it_is_off(waits):
         nova.status = 'ACTIVE' if number < 5 else 'SHUTOFF'
 
     nova = Servers(diagnosed=None, looks=looks)
-    with pytest.raises(exception.ProfileBootFailed, match=SWITCHED_OFF):
+    with pytest.raises(exception.ProfileBootFailed, match='switched itself off'):
         waits(nova, ('shutdown', ''))
     assert nova.number == 5
 
@@ -246,16 +246,16 @@ def test_a_guest_that_is_stuck_is_told_of_by_its_line(waits):
     line = 'Kernel panic - not syncing: VFS: Unable to mount root fs'
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
         waits(Servers(), ('stuck', f'{line}\x1b[31m{"x" * 5000}'))
-    assert str(failed.value).startswith(STUCK) and line in str(failed.value)
+    assert failed.value.cause.reason is Reason.STUCK and line in str(failed.value)
     assert '\x1b' not in str(failed.value) and len(str(failed.value)) < 600
-    told = tenants.told(ImageState.FAILED, str(failed.value))
+    told = tenants.told(ImageState.FAILED, failed.value.cause)
     assert 'driver' in told and 'Kernel' not in told
 
 
 def test_a_guest_that_stands_still_is_told_of(waits):
     with pytest.raises(exception.ProfileBootFailed, match='but 65536 bytes') as failed:
         waits(Servers(), ('nothing', ''), read=65536)
-    assert tenants.told(ImageState.FAILED, str(failed.value)) != tenants.GENERAL[ImageState.FAILED]
+    assert tenants.told(ImageState.FAILED, failed.value.cause) != tenants.GENERAL[ImageState.FAILED]
 
 
 def test_a_server_that_fails_says_why(waits):

@@ -9,6 +9,7 @@ from fakes_clock import Clock
 
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
+from bootcache.reasons import Cause, Reason
 from glance_bootcache import decisions
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -137,9 +138,9 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
 
 
 def test_a_server_does_not_wait_for_a_base_that_could_not_be_had(house):
-    reason = f'{decisions.PUT_OFF}: No space left on device'
-    house.store.save(Manifest(IMAGE, Standing.WANTED, reason, 'sha512:11'))
+    cause = Cause(Reason.RETRY, 'No space left on device')
+    house.store.save(Manifest(IMAGE, Standing.WANTED, cause, 'sha512:11'))
     answer = house.hosts.plan_boot(IMAGE, 'host-1', 'server-1', None)
     assert answer['action'] == 'stock' and 'No space left' in answer['reason']
-    house.store.save(Manifest(IMAGE, Standing.WANTED, '', 'sha512:11', made=Made()))
+    house.store.save(Manifest(IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
     assert house.hosts.plan_boot(IMAGE, 'host-1', 'server-1', None)['action'] == 'wait'

@@ -8,7 +8,7 @@ import pytest
 from fakes_clock import Clock
 
 from bootcache import exception
-from glance_bootcache.decisions import SWITCHED_OFF
+from bootcache.reasons import Reason
 from glance_bootcache.images import reportedboots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -381,7 +381,7 @@ def test_a_host_that_lies_ends_with_the_last_version(cold):
 def test_a_guest_that_switches_itself_off_is_no_boot_of_a_server_either(house, ended_by, version):
     """Its profile boot has failed for it; a server that does the same tells nothing new. On a host
     its silence comes first: it waits a minute for its disk."""
-    house.boots.fails = exception.ProfileBootFailed(f'{SWITCHED_OFF} before its boot marker')
+    house.boots.fails = exception.ProfileBootFailed('it did', Reason.SWITCHED_OFF)
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
     house.settle()

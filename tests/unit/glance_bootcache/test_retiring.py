@@ -7,7 +7,7 @@ import pytest
 from fakes_clock import Clock
 
 from bootcache.manifest import Availability, Made, Manifest, Standing, Wished
-from glance_bootcache.decisions import DELETED
+from bootcache.reasons import Cause, Reason
 from glance_bootcache.images import retiring as module
 from glance_bootcache.images.retiring import Retiring
 
@@ -34,7 +34,8 @@ class HangingNova:
 @pytest.fixture
 def retiring(house):
     for image_id in IMAGES:
-        house.store.put(Manifest(image_id, Standing.SKIPPED, DELETED, made=Made('/base'),
+        house.store.put(Manifest(image_id, Standing.SKIPPED, Cause(Reason.DELETED),
+                                 made=Made('/base'),
                                  wished=Wished(availability=Availability.DELETED)))
     clock = Clock()
     nova = HangingNova(clock)

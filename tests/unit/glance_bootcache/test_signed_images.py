@@ -17,6 +17,7 @@ from bootcache import exception, signatures
 from bootcache.ceph import places
 from bootcache.ceph.rbd import Rbd
 from bootcache.manifest import Manifest, Standing
+from bootcache.reasons import Reason
 from glance_bootcache import decisions
 from glance_bootcache.images import cephbases
 from glance_bootcache.images.signatures import ImageSignatures
@@ -92,7 +93,7 @@ def test_one_that_is_not_right_is_skipped_and_nothing_of_it_stays(house, change,
     signing.DictionaryKeyManager.certificates['rubbish'] = b'rubbish'
     manifest = house.put(change(house.signer.sign(CONTENT)))
     assert manifest.standing is Standing.SKIPPED
-    assert manifest.reason.startswith(decisions.SIGNATURE_REFUSED) and word in manifest.reason
+    assert manifest.cause.reason is Reason.SIGNATURE_INVALID and word in manifest.reason
     assert not manifest.made.base_path and manifest.made.signature == ''
     assert offered(house)['action'] == 'stock' and 'signature' not in offered(house)
     # Changes of other properties, as of the state that is shown, begin it no second time.

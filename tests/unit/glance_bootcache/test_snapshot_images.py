@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from bootcache.manifest import Manifest, Standing
+from bootcache.reasons import Cause, Reason
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.decisions import ImageAction
@@ -48,7 +49,8 @@ def test_a_snapshot_costs_nothing_until_a_server_boots(parent, kind):
         parent.manager.consider(CHILD)
         parent.settle()
     manifest = parent.store.load(CHILD)
-    assert (manifest.standing, manifest.reason) == (Standing.SKIPPED, snapshotrules.LATER)
+    assert (manifest.standing, manifest.cause.reason) \
+        == (Standing.SKIPPED, Reason.SNAPSHOT_UNUSED)
     assert not manifest.made.base_path and len(parent.boots.jobs) == 1
     parent.restart()
     parent.upkeep.recover()
@@ -66,9 +68,9 @@ def test_servers_of_one_without_a_hash_do_not_wait_for_what_does_not_come(parent
     parent.images.images[CHILD] = content, dataclasses.replace(facts, image_hash='')
     parent.manager.consider(CHILD)
     parent.settle()
-    assert parent.store.load(CHILD).reason == snapshotrules.LATER
+    assert parent.store.load(CHILD).cause.reason is Reason.SNAPSHOT_UNUSED
     ask(parent)
-    assert parent.store.load(CHILD).reason not in ('', snapshotrules.LATER)
+    assert parent.store.load(CHILD).cause.reason not in (Reason.NONE, Reason.SNAPSHOT_UNUSED)
     assert ask(parent)['action'] == 'stock'
 
 
@@ -166,7 +168,7 @@ def test_with_the_option_off_none_is_taken_up(parent):
     put(parent)
     assert ask(parent)['action'] == 'wait'
     assert ask(parent) == {'action': 'stock', 'reason': f'the image is skipped: '
-                                                        f'{snapshotrules.OFF}'}
+                                                        f'{Cause(Reason.SNAPSHOTS_OFF)}'}
     # As an earlier version left it: with the next start it is taken up with its first server.
     parent.conf.set_override('build_snapshots', True, 'bootcache')
     parent.restart()
@@ -209,8 +211,8 @@ def test_the_decision_is_the_same_however_often_it_is_asked_for(parent):
     options = {'default_quota': MIB, 'max_quota': MIB, 'default_marker': 'login:',
                'build_snapshots': True}
     later = decisions.decide(image, None, **options)
-    assert (later.action, later.reason) == (ImageAction.SKIP, snapshotrules.LATER)
-    left = decisions.skipped(Manifest(CHILD), later.reason)
+    assert (later.action, later.cause.reason) == (ImageAction.SKIP, Reason.SNAPSHOT_UNUSED)
+    left = decisions.skipped(Manifest(CHILD), later.cause)
     assert decisions.decide(image, left, **options) == later
     assert decisions.decide(image, left, booting=True, **options).action is ImageAction.SERVE
     wanted = decisions.taken_up(left, image, 1.0)

@@ -12,7 +12,7 @@ from glanceclient import exc
 
 from bootcache import properties
 from bootcache.manifest import Availability, ImageState, Manifest, Standing, Wished
-from glance_bootcache import decisions, snapshotrules
+from bootcache.reasons import Cause, Reason
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
@@ -267,7 +267,7 @@ def test_an_image_that_glance_never_takes_holds_up_no_other(published, monkeypat
 
 # Which states are final.
 
-OFF = Manifest(IMAGE, Standing.SKIPPED, 'bootcache_mode=off',
+OFF = Manifest(IMAGE, Standing.SKIPPED, Cause(Reason.MODE_OFF, 'bootcache_mode=off'),
                wished=Wished(availability=Availability.OFF))
 
 
@@ -275,24 +275,24 @@ OFF = Manifest(IMAGE, Standing.SKIPPED, 'bootcache_mode=off',
     (READY, ImageState.READY, {'bootcache_state': 'ready'}),
     (READY, ImageState.SERVED, {}), (READY, ImageState.RECORDING, {}),
     (READY, ImageState.BUILDING, {}), (READY, ImageState.PENDING, {}),
-    (READY.standing_at(Standing.WANTED, decisions.AWAITED), ImageState.PENDING, {}),
-    (READY.standing_at(Standing.FAILED, 'no flavor'), ImageState.FAILED,
+    (READY.standing_at(Standing.WANTED, Cause(Reason.NO_HOST)), ImageState.PENDING, {}),
+    (READY.standing_at(Standing.FAILED, Cause(Reason.FAILED, 'no flavor')), ImageState.FAILED,
      {'bootcache_state': 'failed', 'bootcache_reason': tenants.GENERAL[ImageState.FAILED]}),
     # It is tried again by itself.
-    (READY.standing_at(Standing.FAILED, f'{decisions.OLDER_READ}, and so on'), ImageState.FAILED,
+    (READY.standing_at(Standing.FAILED, Cause(Reason.OLDER_CONTENT_IN_USE)), ImageState.FAILED,
      {}),
-    (READY.standing_at(Standing.SKIPPED, 'disk_format vmdk is not served'), ImageState.SKIPPED,
+    (READY.standing_at(Standing.SKIPPED, Cause(Reason.DISK_FORMAT, 'vmdk')), ImageState.SKIPPED,
      {'bootcache_state': 'skipped',
       'bootcache_reason': 'its disk_format is not served, only qcow2 and raw are'}),
-    (READY.standing_at(Standing.SKIPPED, decisions.HELD), ImageState.SKIPPED,
+    (READY.standing_at(Standing.SKIPPED, Cause(Reason.EVICTED_BY_OPERATOR)), ImageState.SKIPPED,
      {'bootcache_state': 'skipped',
       'bootcache_reason': 'an operator of the cloud has taken its cache image away'}),
     (OFF, ImageState.SKIPPED,
      {'bootcache_state': 'skipped', 'bootcache_reason': 'bootcache_mode=off'}),
     # These pass by themselves.
-    (READY.standing_at(Standing.SKIPPED, snapshotrules.LATER), ImageState.SKIPPED, {}),
-    (READY.standing_at(Standing.SKIPPED, decisions.OTHER_RULES), ImageState.SKIPPED, {}),
-    (Manifest(IMAGE, Standing.SKIPPED, 'the image is deactivated',
+    (READY.standing_at(Standing.SKIPPED, Cause(Reason.SNAPSHOT_UNUSED)), ImageState.SKIPPED, {}),
+    (READY.standing_at(Standing.SKIPPED, Cause(Reason.INSPECTION_RULES)), ImageState.SKIPPED, {}),
+    (Manifest(IMAGE, Standing.SKIPPED, Cause(Reason.GLANCE_STATUS, 'deactivated'),
               wished=Wished(availability=Availability.DEACTIVATED)), ImageState.SKIPPED, {})])
 def test_which_states_are_final(manifest, state, told):
     assert statuspublisher.final(manifest, state) == told

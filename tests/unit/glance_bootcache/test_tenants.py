@@ -5,6 +5,7 @@ import pytest
 
 from bootcache import exception, properties
 from bootcache.manifest import ImageState
+from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
@@ -21,28 +22,28 @@ TELLING = [
 ]
 
 
-def reason_of(**given):
+def cause_of(**given):
     """What properties.parse says of properties that it refuses."""
     with pytest.raises(exception.InvalidProperty) as refused:
         properties.parse(given, default_quota=1 << 20, max_quota=1 << 30, default_marker='login:')
-    return str(refused.value)
+    return refused.value.cause
 
 
-def skip_reason(disk_format='qcow2', container_format='bare', stored_bytes=1, **given):
+def skip_cause(disk_format='qcow2', container_format='bare', stored_bytes=1, **given):
     """Why an image is skipped."""
-    return decisions.skip_reason(ImageFacts(IMAGE, 'active', disk_format, container_format,
+    return decisions.skip_cause(ImageFacts(IMAGE, 'active', disk_format, container_format,
                                             stored_bytes, '', 0, 0, given), False)
 
 
 @pytest.mark.parametrize('state', tenants.GENERAL)
 @pytest.mark.parametrize('reason', TELLING)
 def test_nothing_of_the_cloud_is_told(state, reason):
-    assert tenants.told(state, reason) == tenants.GENERAL[state]
+    assert tenants.told(state, Cause(Reason.FAILED, reason)) == tenants.GENERAL[state]
 
 
 @pytest.mark.parametrize('state', tenants.GENERAL)
 def test_without_a_reason_there_is_none(state):
-    assert tenants.told(state, '') == ''
+    assert tenants.told(state, NO_CAUSE) == ''
 
 
 def test_the_sentences_are_short_and_plain():
@@ -50,26 +51,26 @@ def test_the_sentences_are_short_and_plain():
         assert len(sentence) <= 255 and '/' not in sentence and '[' not in sentence
 
 
-@pytest.mark.parametrize('reason, told', [
-    (reason_of(bootcache_mode='sometimes'), 'bootcache_mode has to be one of: auto, off'),
-    (reason_of(bootcache_quota='plenty'), 'bootcache_quota has to be a size'),
-    (reason_of(bootcache_quota='9TiB'), 'bootcache_quota has to be a size'),
-    (reason_of(bootcache_boot_marker='(['), 'bootcache_boot_marker has to be'),
-    (reason_of(bootcache_settle='perhaps'), 'bootcache_settle has to be one of: yes, no'),
-    (reason_of(bootcache_require='wram'), 'bootcache_require has to be one of: driver, warm'),
-    ('bootcache_mode=off', 'bootcache_mode=off'),
-    (skip_reason(disk_format='vmdk'), 'its disk_format is not served'),
-    (skip_reason(container_format='ova'), 'its container_format is not served'),
-    (skip_reason(stored_bytes=0), 'no data of its own'),
-    (skip_reason(kernel_id='x'), 'images with a kernel'),
-    (skip_reason(os_encrypt_format='x'), 'images with a kernel'),
-    (skip_reason(img_signature='x'), 'signed images are not served'),
-    (decisions.SIGNATURE_REFUSED, 'its signature is not right'),
-    (skip_reason(image_type='snapshot'), 'snapshots of servers'),
-    (decisions.HELD, 'an operator of the cloud'),
+@pytest.mark.parametrize('cause, told', [
+    (cause_of(bootcache_mode='sometimes'), 'bootcache_mode has to be one of: auto, off'),
+    (cause_of(bootcache_quota='plenty'), 'bootcache_quota has to be a size'),
+    (cause_of(bootcache_quota='9TiB'), 'bootcache_quota has to be a size'),
+    (cause_of(bootcache_boot_marker='(['), 'bootcache_boot_marker has to be'),
+    (cause_of(bootcache_settle='perhaps'), 'bootcache_settle has to be one of: yes, no'),
+    (cause_of(bootcache_require='wram'), 'bootcache_require has to be one of: driver, warm'),
+    (Cause(Reason.MODE_OFF), 'bootcache_mode=off'),
+    (skip_cause(disk_format='vmdk'), 'its disk_format is not served'),
+    (skip_cause(container_format='ova'), 'its container_format is not served'),
+    (skip_cause(stored_bytes=0), 'no data of its own'),
+    (skip_cause(kernel_id='x'), 'images with a kernel'),
+    (skip_cause(os_encrypt_format='x'), 'images with a kernel'),
+    (skip_cause(img_signature='x'), 'signed images are not served'),
+    (Cause(Reason.SIGNATURE_INVALID), 'its signature is not right'),
+    (skip_cause(image_type='snapshot'), 'snapshots of servers'),
+    (Cause(Reason.EVICTED_BY_OPERATOR), 'an operator of the cloud'),
 ])
-def test_what_the_owner_can_mend_is_told(reason, told):
-    sentence = tenants.told(ImageState.SKIPPED, reason)
+def test_what_the_owner_can_mend_is_told(cause, told):
+    sentence = tenants.told(ImageState.SKIPPED, cause)
     assert told in sentence and sentence != tenants.GENERAL[ImageState.SKIPPED]
 
 
@@ -78,5 +79,5 @@ def test_what_inspection_finds_is_told(tmp_path):
     file.write_bytes(b'QFI\xfb' + bytes(1020))
     with pytest.raises(exception.ImageRefused) as refused:
         inspection.inspect(str(file), 'raw')
-    assert tenants.told(ImageState.SKIPPED, str(refused.value)) \
+    assert tenants.told(ImageState.SKIPPED, refused.value.cause) \
         == 'its content is not what disk_format says'

@@ -2,7 +2,7 @@
 
 import fakes_manager
 
-from glance_bootcache import decisions
+from bootcache.reasons import Cause, Reason
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 HOLDINGS = {'images': {}, 'quotas': {'disk': 1}}
@@ -27,7 +27,7 @@ def test_an_image_waits_and_says_for_what(house):
     house.manager.consider(IMAGE)
     house.settle()
     found = house.operators.get_image(IMAGE)
-    assert found['state'] == 'pending' and found['reason'] == decisions.AWAITED
+    assert found['state'] == 'pending' and found['reason'] == str(Cause(Reason.NO_HOST))
     assert not house.boots.jobs
     house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [], 'a state that is to change is not for its owner'
@@ -73,7 +73,7 @@ def test_what_waits_outlives_the_service(house):
 def test_a_build_that_is_ordered_waits_too(house):
     lonely(house).images.put(IMAGE)
     house.endpoints.build_image({}, IMAGE)
-    assert house.operators.get_image(IMAGE)['reason'] == decisions.AWAITED_ANEW
+    assert house.operators.get_image(IMAGE)['reason'] == str(Cause(Reason.NO_HOST_REQUESTED))
     house.manager.host_reported()
     ready(house)
 
@@ -113,7 +113,7 @@ def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     # Anything may change meanwhile.
     lonely(house).manager.consider(IMAGE)
     found = house.operators.get_image(IMAGE)
-    assert (found['state'], found['reason']) == ('pending', decisions.AWAITED_ANEW)
+    assert (found['state'], found['reason']) == ('pending', str(Cause(Reason.NO_HOST_REQUESTED)))
     house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
     house.boots.gate.clear()
     house.upkeep.recover()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bootcache import rpcapi
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
+from bootcache.reasons import Cause, Reason
 from glance_bootcache.warming import warmjobs
 from glance_bootcache.warming.warmjobs import HostOutcome, WarmJob, WarmPhase
 
@@ -273,7 +274,7 @@ def test_an_older_cache_image_warms_as_well(standing):
 
 
 def test_one_of_another_content_does_not():
-    manifest = Manifest(IMAGE, Standing.FAILED, 'why', 'sha512:11', made=Made(
+    manifest = Manifest(IMAGE, Standing.FAILED, Cause(Reason.FAILED, 'why'), 'sha512:11', made=Made(
         '/base', 'sha512:00', cache_image=CACHE))
     assert 'why' in warmjobs.why_not_warm(IMAGE, manifest)
 

@@ -8,7 +8,8 @@ import subprocess
 import pytest
 from command import SERVICE, command
 from functional_tools import free_port, until
-from keystone import PASSWORD, REGION, keystone
+
+from tools.standins import PASSWORD, REGION, serving
 
 PATIENCE = 90
 
@@ -21,8 +22,8 @@ def images():
 
 @pytest.fixture
 def cloud(images):
-    """Keystone, Nova and Glance; see keystone.py."""
-    with keystone(images) as url:
+    """Keystone, Nova and Glance; see tools/standins.py."""
+    with serving(images) as url:
         yield url
 
 

@@ -205,7 +205,7 @@ def _configuration(home: str, broker_url: str, keystone: str, database: str) -> 
 
 @contextlib.contextmanager
 def running(broker: Rabbit, database: str) -> Iterator[Stage]:
-    """Make a stage in a temporary directory until the end of the block; start its service.
+    """Make a stage in a temporary directory until the end of the block; its service is not started.
 
     :param broker: has been started.
     :param database: one of ``DATABASES``.

@@ -63,25 +63,26 @@ def joined(runs: Sequence[Run]) -> Run:
         Usage(usage('at'), usage('service'), usage('broker'), usage('machine')))
 
 
+def rate(run: Run) -> float:
+    """Return calls a second, from the first one to the last answer."""
+    return run.calls / run.played.seconds
+
+
 def line(what: str, run: Run, *, database: str, images: int, hosts: int, cpus: int,
-         empty: Run | None = None, **more: Any) -> dict[str, Any]:
+         **more: Any) -> dict[str, Any]:
     """Return an entry of ``runs``.
 
     :param images: that the service knows.
     :param hosts: that call.
     :param cpus: of this machine.
-    :param empty: empty calls of the same hosts, made just before.
-    :param more: entries that other kinds of runs do not have.
+    :param more: entries that other kinds of runs do not have, or have otherwise.
     """
     kinds = run.played.kinds
     p99 = percentile(run.played.latencies, 0.99)
     return {
         'what': what, 'database': database, 'nodes': 1, 'images': images, 'hosts': hosts,
-        'calls': run.calls, 'calls_per_second': round(run.calls / run.played.seconds, 1),
-        'cpu_ms_per_call': round(run.cpu_ms_per_call, 3),
-        'empty_call_cpu_ms': None if empty is None else round(empty.cpu_ms_per_call, 3),
-        'empty_calls_per_second': None if empty is None else round(
-            empty.calls / empty.played.seconds, 1),
+        'calls': run.calls, 'calls_per_second': round(rate(run), 1),
+        'cpu_ms_per_call': round(run.cpu_ms_per_call, 3), 'empty_call_cpu_ms': None,
         'p99_seconds': None if p99 is None else round(p99, 4),
         'cores': round((run.after.service - run.before.service) / run.seconds, 3),
         'broker_cores': round((run.after.broker - run.before.broker) / run.seconds, 3),

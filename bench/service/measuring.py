@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,10 @@ from bench.service.player import Hosts, Played, Players, summed
 from bench.service.stage import Stage, StageError
 
 PARTS = figures.PLAN_BOOT, figures.REGISTER, figures.STORM, figures.REPORTS
-# New senders may have 48 calls answered at a time: glance_bootcache/door/doorkeeper.py.
-_AT_ONCE = 32
-# Each series of calls is so often repeated: the machine may have other work.
-_REPEATS = 3
+# Of calls that are made one after the other.
+_AT_ONCE = 2 * methods.NEW_SENDERS_AT_ONCE // 3
+# Each series of calls is so often repeated: the machine may have other work, and upkeep runs.
+_REPEATS = 5
 _STORM_IMAGES = 100
 # Hosts that report while images are registered, and seconds between two reports of one.
 _REPORTERS, _REPORT_PERIOD = 20, 2.0
@@ -31,7 +32,8 @@ class Size:
 
     :ivar few: images at first.
     :ivar images: in the end.
-    :ivar calls: of each of seven series, together within what new senders may send at once.
+    :ivar calls: of each of ten series; together with one of each image they are no more than new
+        senders may send.
     :ivar callers: hosts that plan boots.
     :ivar storm: hosts that boot at once.
     :ivar hosts: that report.
@@ -53,7 +55,7 @@ class Size:
     register_seconds: float
 
 
-FULL = Size(few=10, images=2000, calls=500, callers=200, storm=1000, hosts=10_000, held=50,
+FULL = Size(few=10, images=2000, calls=300, callers=200, storm=1000, hosts=10_000, held=50,
             period=60.0, steady_periods=5, register_seconds=7200.0)
 QUICK = dataclasses.replace(FULL, images=200, hosts=1000, steady_periods=1, register_seconds=1800.0)
 
@@ -84,17 +86,30 @@ class Measuring:
         if figures.PLAN_BOOT in parts:
             yield self._plan_boot()
         if figures.STORM in parts:
-            # Those that planned boots have used up what new senders may send.
-            self._stage.restart()
-            for images in dict.fromkeys((1, min(_STORM_IMAGES, size.images))):
+            storms = 1, min(_STORM_IMAGES, size.images)
+            # Until new senders may send as much: the hosts before may have used that up.
+            time.sleep(len(storms) * size.storm / methods.NEW_SENDERS_RATE)
+            for images in storms:
                 yield self._storm(images)
         if figures.REPORTS in parts:
             yield from self._reports()
 
-    def _run(self, hosts: Hosts, work: Work, at_once: int | None = None) -> Run:
+    def _run(self, hosts: Hosts, works: Sequence[Work], at_once: int | None = None) -> Run:
         before = self._stage.usage()
-        played = hosts.play(work, at_once)
+        played = hosts.play(works, at_once)
         return Run(played, before, self._stage.usage())
+
+    def _each(self, work: Work) -> list[Work]:
+        return [work] * self._players.count
+
+    def _boots(self, calls: int, images: Sequence[str], first: int = 0) -> list[Work]:
+        """Return the players' shares of boots; each begins with another image.
+
+        :param first: index of the image that comes first.
+        """
+        count = self._players.count
+        return [Boots(calls // count, images, first + number * len(images) // count)
+                for number in range(count)]
 
     def _line(self, what: str, run: Run, hosts: int, **more: Any) -> dict[str, Any]:
         return figures.line(what, run, database=self._stage.database, images=len(self._images),
@@ -102,23 +117,26 @@ class Measuring:
 
     def _plan_boot(self) -> dict[str, Any]:
         size, boots, empty = self._size, list[Run](), list[Run]()
-        share = size.calls // self._players.count
         with self._players.hosts('compute', size.callers) as hosts:
-            # Hosts, exports and images are known after that.
-            hosts.play(Boots(share, self._images), _AT_ONCE)
-            for _repeat in range(_REPEATS):
-                empty.append(self._run(hosts, Empty(share), _AT_ONCE))
-                boots.append(self._run(hosts, Boots(share, self._images), _AT_ONCE))
+            # Each image was asked for before.
+            hosts.play(self._boots(len(self._images) + 1, self._images), _AT_ONCE)
+            for repeat in range(_REPEATS):
+                empty.append(self._run(
+                    hosts, self._each(Empty(size.calls // self._players.count)), _AT_ONCE))
+                boots.append(self._run(hosts, self._boots(
+                    size.calls, self._images, repeat * size.calls), _AT_ONCE))
         found = [run.cpu_ms_per_call for run in boots]
-        return self._line(figures.PLAN_BOOT, figures.joined(boots), size.callers,
-                          empty=figures.joined(empty), at_once=_AT_ONCE,
-                          cpu_ms_per_call_spread=round(max(found) - min(found), 3))
+        return self._line(
+            figures.PLAN_BOOT, figures.joined(boots), size.callers, at_once=_AT_ONCE,
+            cpu_ms_per_call=round(statistics.median(found), 3),
+            empty_call_cpu_ms=round(statistics.median(run.cpu_ms_per_call for run in empty), 3),
+            empty_calls_per_second=round(figures.rate(figures.joined(empty)), 1),
+            cpu_ms_per_call_spread=round(max(found) - min(found), 3))
 
     def _storm(self, images: int) -> dict[str, Any]:
         with self._players.hosts('storm', self._size.storm) as hosts:
-            run = self._run(hosts, Boots(self._size.storm // self._players.count,
-                                         self._images[:images]))
-        return {**self._line(figures.STORM, run, self._size.storm), 'asked_images': images}
+            run = self._run(hosts, self._boots(self._size.storm, self._images[:images]))
+        return self._line(figures.STORM, run, self._size.storm, asked_images=images)
 
     def _reports(self) -> Iterator[dict[str, Any]]:
         size = self._size
@@ -127,9 +145,9 @@ class Measuring:
                                    ('after a restart', 1)):
                 if phase == 'after a restart':
                     self._stage.restart()
-                run = self._run(hosts, Reports(
+                run = self._run(hosts, self._each(Reports(
                     self._images, size.held, time.time(), periods * size.period, size.period,
-                    knows=phase != 'first'))
+                    knows=phase != 'first')))
                 yield self._line(figures.REPORTS, run, size.hosts, phase=phase, held=size.held)
 
     def _register(self, count: int) -> dict[str, Any]:
@@ -137,8 +155,8 @@ class Measuring:
         size = self._size
         made = self._stage.make_images(count)
         self._images += made
-        reports = Reports(self._images, min(size.held, len(self._images)), time.time(),
-                          _REPORT_PERIOD, _REPORT_PERIOD)
+        reports = self._each(Reports(self._images, min(size.held, len(self._images)), time.time(),
+                                     _REPORT_PERIOD, _REPORT_PERIOD))
         is_over = threading.Event()
         with self._players.hosts('reporter', _REPORTERS) as hosts, \
                 futures.ThreadPoolExecutor(1) as pool:
@@ -172,9 +190,9 @@ class Measuring:
             time.sleep(_LOOK_SECONDS)
 
 
-def _report_until(is_over: threading.Event, hosts: Hosts, work: Reports) -> Played:
+def _report_until(is_over: threading.Event, hosts: Hosts, works: Sequence[Work]) -> Played:
     """Have hosts report, period by period."""
-    plays = [hosts.play(work)]
+    plays = [hosts.play(works)]
     while not is_over.is_set():
-        plays.append(hosts.play(work))
+        plays.append(hosts.play(works))
     return summed(plays, sum(one.seconds for one in plays))

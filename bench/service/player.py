@@ -190,16 +190,17 @@ class Hosts:
     def __init__(self, players: Sequence[Any]):
         self._players = players
 
-    def play(self, work: Work, at_once: int | None = None) -> Played:
-        """Have each player do the work with its hosts, all at the same time, and sum up.
+    def play(self, works: Sequence[Work], at_once: int | None = None) -> Played:
+        """Have each player do its work with its hosts, all at the same time, and sum up.
 
+        :param works: one for each player.
         :param at_once: how many of all players' calls may wait for answers.
         """
         count = len(self._players)
         with futures.ThreadPoolExecutor(count) as pool:
             played = list(pool.map(
-                lambda player: player.play(work, at_once and max(1, at_once // count)),
-                self._players))
+                lambda player, work: player.play(work, at_once and max(1, at_once // count)),
+                self._players, works))
         return summed(played, max(one.seconds for one in played))
 
 

@@ -23,7 +23,7 @@ def test_each_figure_is_measured(rabbit_node):
         assert len({run[field] for run in runs}) > len(runs) / 2
     few, registered, many, one, several, first, steady, again = runs
     for boots in (few, many):
-        assert boots['answers'] == {'cold': 300} and boots['empty_call_cpu_ms'] > 0
+        assert boots['answers'] == {'cold': 500} and boots['empty_call_cpu_ms'] > 0
     assert one['answers'] == several['answers'] == {'cold': 12}
     assert (one['asked_images'], several['asked_images']) == (1, 3)
     assert first['calls'] == 10

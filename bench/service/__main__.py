@@ -42,7 +42,7 @@ def measured(broker: Rabbit, database: str, size: measuring.Size,
              parts: Sequence[str]) -> list[dict[str, Any]]:
     """Measure with one database, and return the entries of ``runs``."""
     runs = []
-    with stage.running(broker, database) as made, \
+    with stage.DATABASES[database]() as kept, stage.running(broker, kept) as made, \
             player.started(broker.url, _PLAYERS) as players:
         made.start()
         for run in measuring.Measuring(made, players, size).runs(parts):

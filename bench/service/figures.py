@@ -59,8 +59,8 @@ def joined(runs: Sequence[Run]) -> Run:
 
     return Run(
         summed([run.played for run in runs], sum(run.played.seconds for run in runs)),
-        Usage(0.0, 0.0, 0.0, 0.0),
-        Usage(usage('at'), usage('service'), usage('broker'), usage('machine')))
+        Usage(0.0, 0.0, 0.0, 0.0, 0.0),
+        Usage(*(usage(field.name) for field in dataclasses.fields(Usage))))
 
 
 def rate(run: Run) -> float:
@@ -77,6 +77,9 @@ def line(what: str, run: Run, *, database: str, images: int, hosts: int, cpus: i
     :param cpus: of this machine.
     :param more: entries that other kinds of runs do not have, or have otherwise.
     """
+    def cores(whose: str) -> float:
+        return round((getattr(run.after, whose) - getattr(run.before, whose)) / run.seconds, 3)
+
     kinds = run.played.kinds
     p99 = percentile(run.played.latencies, 0.99)
     return {
@@ -84,8 +87,8 @@ def line(what: str, run: Run, *, database: str, images: int, hosts: int, cpus: i
         'calls': run.calls, 'calls_per_second': round(rate(run), 1),
         'cpu_ms_per_call': round(run.cpu_ms_per_call, 3), 'empty_call_cpu_ms': None,
         'p99_seconds': None if p99 is None else round(p99, 4),
-        'cores': round((run.after.service - run.before.service) / run.seconds, 3),
-        'broker_cores': round((run.after.broker - run.before.broker) / run.seconds, 3),
+        'cores': cores('service'), 'database_cores': cores('database'),
+        'broker_cores': cores('broker'),
         'full': full(run, cpus), 'refused': kinds['refused'], 'unanswered': kinds[UNANSWERED],
         'answers': dict(kinds), **more}
 

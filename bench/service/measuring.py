@@ -112,7 +112,7 @@ class Measuring:
                 for number in range(count)]
 
     def _line(self, what: str, run: Run, hosts: int, **more: Any) -> dict[str, Any]:
-        return figures.line(what, run, database=self._stage.database, images=len(self._images),
+        return figures.line(what, run, database=self._stage.database.name, images=len(self._images),
                             hosts=hosts, cpus=os.cpu_count() or 1, **more)
 
     def _plan_boot(self) -> dict[str, Any]:

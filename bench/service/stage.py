@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import oslo_messaging as messaging
@@ -30,8 +30,6 @@ from tools.rabbit import Rabbit
 
 TOP = Path(__file__).resolve().parents[2]
 FILES = 'files'
-# By database: where glance-bootcache finds it; None where it has files of its own only.
-DATABASES: Mapping[str, str | None] = {FILES: None}
 # Of an image: little, as the benchmark is about messages.
 _IMAGE_BYTES = 4096
 # glance-bootcache's default.
@@ -44,32 +42,53 @@ class StageError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Database:
+    """What the service keeps its state in.
+
+    :ivar name: one of ``DATABASES``.
+    :ivar connection: as for ``[database]connection``; empty if the service has files only.
+    :ivar pids: ids of the database's processes.
+    """
+
+    name: str
+    connection: str = ''
+    pids: Sequence[int] = ()
+
+
+# Each is there within the block.
+DATABASES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Database]]] = {
+    FILES: lambda: contextlib.nullcontext(Database(FILES))}
+
+
+@dataclasses.dataclass(frozen=True)
 class Usage:
     """What was used until a time.
 
     :ivar at: monotonic seconds.
     :ivar service: CPU seconds, user and system, of the service's processes.
     :ivar broker: likewise of RabbitMQ.
+    :ivar database: likewise of the database.
     :ivar machine: likewise of all that runs on this machine.
     """
 
     at: float
     service: float
     broker: float
+    database: float
     machine: float
 
 
 class Stage:
     """One service with what it needs; ``running`` makes it.
 
-    :ivar database: its name, one of ``DATABASES``.
+    :ivar database: in which the service keeps its state.
     :ivar url: of RabbitMQ.
     :ivar operator: calls the service.
 
     :param home: a short directory.
     """
 
-    def __init__(self, home: str, broker: Rabbit, keystone: str, database: str,
+    def __init__(self, home: str, broker: Rabbit, keystone: str, database: Database,
                  glance: dict[str, bytes]):
         self.database, self.url = database, broker.url
         self._home, self._broker, self._keystone, self._glance = home, broker, keystone, glance
@@ -154,8 +173,10 @@ class Stage:
     def usage(self) -> Usage:
         """Return what was used until now."""
         machine = psutil.cpu_times()
-        return Usage(time.monotonic(), _seconds(self._processes()), _seconds(
-            below for pid in self._broker.pids for below in _family(pid)),
+        return Usage(
+            time.monotonic(), _seconds(self._processes()), _seconds(_families(self._broker.pids)),
+            _seconds(_families(self.database.pids)),
+            # Guests' time is within user time.
             sum(machine) - machine.idle - machine.iowait - machine.guest - machine.guest_nice)
 
     def peak_bytes(self) -> int:
@@ -171,12 +192,13 @@ class Stage:
         return [starter, *starter.children()]
 
 
-def _family(pid: int) -> list[psutil.Process]:
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
+def _families(pids: Sequence[int]) -> list[psutil.Process]:
+    """Return processes with all that are below them."""
+    return [one for process in map(psutil.Process, pids)
+            for one in (process, *process.children(recursive=True))]
 
 
-def _seconds(processes: Iterator[psutil.Process] | list[psutil.Process]) -> float:
+def _seconds(processes: Sequence[psutil.Process]) -> float:
     found = 0.0
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -185,8 +207,7 @@ def _seconds(processes: Iterator[psutil.Process] | list[psutil.Process]) -> floa
     return found
 
 
-def _configuration(home: str, broker_url: str, keystone: str, database: str) -> str:
-    connection = DATABASES[database]
+def _configuration(home: str, broker_url: str, keystone: str, database: Database) -> str:
     sections: dict[str, dict[str, object]] = {
         'DEFAULT': {'transport_url': broker_url, 'host': 'storage'},
         'bootcache': {'state_dir': f'{home}/state', 'run_dir': f'{home}/run',
@@ -198,17 +219,16 @@ def _configuration(home: str, broker_url: str, keystone: str, database: str) -> 
                          'password': standins.PASSWORD, 'project_name': 'service',
                          'user_domain_name': 'Default', 'project_domain_name': 'Default',
                          'region_name': standins.REGION},
-        **({'database': {'connection': connection}} if connection else {})}
+        **({'database': {'connection': database.connection}} if database.connection else {})}
     return ''.join(f'[{name}]\n' + ''.join(f'{key} = {value}\n' for key, value in entries.items())
                    for name, entries in sections.items())
 
 
 @contextlib.contextmanager
-def running(broker: Rabbit, database: str) -> Iterator[Stage]:
+def running(broker: Rabbit, database: Database) -> Iterator[Stage]:
     """Make a stage in a temporary directory until the end of the block; its service is not started.
 
-    :param broker: has been started.
-    :param database: one of ``DATABASES``.
+    :param broker: has been started, as has the database.
     """
     home = tempfile.mkdtemp(prefix='bcsv', dir='/tmp')
     os.mkdir(f'{home}/glance')

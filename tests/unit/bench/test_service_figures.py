@@ -16,11 +16,12 @@ IMAGES = [str(uuid.UUID(int=number)) for number in range(1, 6)]
 HOSTS = ['host-1', 'host-2', 'host-3', 'host-4']
 
 
-def made(count=100, seconds=2.0, service=1.0, broker=0.1, machine=1.5, **kinds):
+def made(count=100, seconds=2.0, service=1.0, broker=0.1, database=0.2, machine=1.5, **kinds):
     return Run(Played(seconds, [number / 1000 for number in range(count)],
                       collections.Counter({'cold': count, **kinds})),
-               Usage(5.0, 7.0, 3.0, 9.0),
-               Usage(5.0 + seconds, 7.0 + service, 3.0 + broker, 9.0 + machine))
+               Usage(5.0, 7.0, 3.0, 1.0, 9.0),
+               Usage(5.0 + seconds, 7.0 + service, 3.0 + broker, 1.0 + database,
+                     9.0 + machine))
 
 
 def line(run, **more):
@@ -71,7 +72,8 @@ def test_figures_are_of_what_was_used_meanwhile():
         'what': 'plan_boot', 'database': 'files', 'nodes': 1, 'images': 10, 'hosts': 4,
         'calls': 105, 'calls_per_second': 52.5, 'cpu_ms_per_call': 9.524,
         'empty_call_cpu_ms': None, 'p99_seconds': 0.099,
-        'cores': 0.5, 'broker_cores': 0.05, 'full': 'nothing', 'refused': 3, 'unanswered': 2,
+        'cores': 0.5, 'database_cores': 0.1, 'broker_cores': 0.05, 'full': 'nothing',
+        'refused': 3, 'unanswered': 2,
         'answers': None}
 
 
@@ -91,7 +93,7 @@ def test_repeats_are_one_run_without_the_time_between_them():
 def test_a_run_without_answers_has_no_p99():
     assert figures.percentile([], 0.99) is None
     assert line(Run(Played(1.0, [], collections.Counter({UNANSWERED: 1})),
-                    Usage(0, 0, 0, 0), Usage(1, 0, 0, 0)))['p99_seconds'] is None
+                    Usage(0, 0, 0, 0, 0), Usage(1, 0, 0, 0, 0)))['p99_seconds'] is None
 
 
 def test_the_table_has_a_line_for_each_run():

@@ -10,8 +10,6 @@ import os
 import random
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import uuid
@@ -20,7 +18,7 @@ from pathlib import Path
 import apart
 import pytest
 from compute_host import Service
-from functional_tools import free_port, processes_of, qemu_img, until
+from functional_tools import processes_of, qemu_img
 from glance_rbd import CAPS, HOST_CAPS, MIB, SIZE, GlanceStore
 from oslo_config import cfg
 from storage_node import Node
@@ -40,6 +38,8 @@ from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.upkeep import HostUpkeep
 from tools.ceph.cluster import Ceph
+from tools.ports import free_port
+from tools.rabbit import running
 
 
 @pytest.fixture(scope='session', autouse=True)
@@ -227,69 +227,20 @@ def certified(ca, hosts):
 @pytest.fixture(scope='session')
 def rabbit(rabbit_node):
     """The private RabbitMQ's transport URL."""
-    return rabbit_node[0]
+    return rabbit_node.url
 
 
 @pytest.fixture(scope='session')
 def rabbitmqctl(rabbit_node):
     """Runs a command of the private RabbitMQ's rabbitmqctl, and gives its output."""
-    return lambda *command: subprocess.run(
-        ['/usr/lib/rabbitmq/bin/rabbitmqctl', *command], env=rabbit_node[1], check=True,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    return rabbit_node.control
 
 
 @pytest.fixture(scope='session')
 def rabbit_node():
-    """A private RabbitMQ on loopback ports of its own: its transport URL and environment."""
-    home = tempfile.mkdtemp(prefix='bcmq', dir='/tmp')
-    port, names_port = free_port(), free_port()
-    environment = {
-        'PATH': os.environ['PATH'], 'HOME': home, 'ERL_EPMD_PORT': str(names_port),
-        'ERL_EPMD_ADDRESS': '127.0.0.1', 'RABBITMQ_DIST_PORT': str(free_port()),
-        'RABBITMQ_CONF_ENV_FILE': f'{home}/env.conf', 'RABBITMQ_CONFIG_FILE': f'{home}/rabbit.conf',
-        'RABBITMQ_ENABLED_PLUGINS_FILE': f'{home}/plugins', 'RABBITMQ_LOG_BASE': f'{home}/log',
-        'RABBITMQ_NODENAME': f'bootcache-{os.getpid()}@localhost',
-        'RABBITMQ_MNESIA_BASE': f'{home}/mnesia', 'RABBITMQ_PID_FILE': f'{home}/pid',
-        'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS': '-kernel inet_dist_use_interface {127,0,0,1}',
-        'RABBITMQ_SERVER_START_ARGS': '+S 1:1'}
-    for name, text in {'env.conf': '', 'plugins': '[].', 'rabbit.conf':
-                       f'listeners.tcp.1 = 127.0.0.1:{port}\nlog.file.level = warning\n'
-                       'vm_memory_high_watermark.absolute = 1GB\n'
-                       'disk_free_limit.absolute = 50MB\n'}.items():
-        with open(f'{home}/{name}', 'w') as stream:
-            stream.write(text)
-    started = []
-
-    def start(*command):
-        with open(f'{home}/out', 'ab') as out:
-            started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL,
-                                            stdout=out, stderr=out, start_new_session=True))
-        return started[-1]
-
-    def listens(port, process):
-        if process.poll() is not None:
-            with open(f'{home}/out') as stream:
-                pytest.fail(f'{process.args[0]} ended:\n{stream.read()}')
-        with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port), 1):
-            return True
-
-    try:
-        names = start('epmd', '-address', '127.0.0.1', '-port', str(names_port))
-        until(lambda: listens(names_port, names), 'epmd')
-        server = start('/usr/lib/rabbitmq/bin/rabbitmq-server')
-        until(lambda: listens(port, server), 'RabbitMQ', patience=600)
-        yield f'rabbit://guest:guest@127.0.0.1:{port}/', environment
-    finally:
-        for process in reversed(started):
-            # Each is the leader of its own group: the script, Erlang's machine and its helpers.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        shutil.rmtree(home, ignore_errors=True)
+    """A private RabbitMQ on loopback ports of its own."""
+    with running() as node:
+        yield node
 
 
 @pytest.fixture(scope='session')

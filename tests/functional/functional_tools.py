@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +11,7 @@ import nbd
 
 from bootcache import exception, listening, naming
 from bootcache.connectors import supervisor
+from tools.ports import free_port as free_port
 
 PATIENCE = 240
 
@@ -34,19 +33,6 @@ def reached(host, image_id):
             return True
 
     until(is_reached, f'a way to the base of {image_id}')
-
-
-def free_port():
-    """Return a TCP port of the loopback interface that nobody listens on.
-
-    It is below those that the kernel gives to outgoing connections: one of these would be in the
-    way of a daemon that is started again.
-    """
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(('127.0.0.1', port))
-            return port
 
 
 def supervise(directory):

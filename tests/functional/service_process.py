@@ -10,10 +10,10 @@ import nbd
 import pytest
 from command import SERVICE, command
 from functional_tools import free_port, until
-from keystone import PASSWORD, REGION, keystone
 
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.storage.store import ImageStore
+from tools.standins import PASSWORD, REGION, serving
 
 PATIENCE = 90
 # Of the base that a test has the service serve.
@@ -65,8 +65,8 @@ def images():
 
 @pytest.fixture
 def cloud(images):
-    """Keystone, Nova and Glance; see keystone.py."""
-    with keystone(images) as url:
+    """Keystone, Nova and Glance; see tools/standins.py."""
+    with serving(images) as url:
         yield url
 
 

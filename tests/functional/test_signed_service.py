@@ -1,7 +1,7 @@
 """A real storage service verifies signatures: castellan's own Barbican client gets the certificate.
 
-An HTTP server stands for Barbican and Glance, see keystone.py; keys and signatures are real. Which
-signatures are right is in tests/unit/glance_bootcache/test_signed_images.py.
+An HTTP server stands for Barbican and Glance, see tools/standins.py; keys and signatures are real.
+Which signatures are right is in tests/unit/glance_bootcache/test_signed_images.py.
 """
 
 import base64
@@ -15,11 +15,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from functional_tools import until
-from keystone import TOKEN, keystone
 from service_process import service as service  # a fixture
 from test_lying_host import api as api  # likewise
 
 from bootcache.rpc.messages import PlanBoot
+from tools.standins import TOKEN, serving
 
 RIGHT, WRONG, UNKNOWN = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 CERTIFICATE, NOBODYS = str(uuid.UUID(int=8)), str(uuid.UUID(int=9))
@@ -49,11 +49,11 @@ def cloud(key, asked):
         padding.MGF1(hashes.SHA256()), padding.PSS.MAX_LENGTH), hashes.SHA256())).decode()
     signed = {'img_signature': signature, 'img_signature_hash_method': 'SHA-256',
               'img_signature_key_type': 'RSA-PSS', 'img_signature_certificate_uuid': CERTIFICATE}
-    with keystone({RIGHT: CONTENT, WRONG: CONTENT[::-1], UNKNOWN: CONTENT},
-                  {RIGHT: signed, WRONG: signed,
-                   UNKNOWN: {**signed, 'img_signature_certificate_uuid': NOBODYS}},
-                  {CERTIFICATE: certificate.public_bytes(serialization.Encoding.PEM)},
-                  asked) as url:
+    with serving({RIGHT: CONTENT, WRONG: CONTENT[::-1], UNKNOWN: CONTENT},
+                 {RIGHT: signed, WRONG: signed,
+                  UNKNOWN: {**signed, 'img_signature_certificate_uuid': NOBODYS}},
+                 {CERTIFICATE: certificate.public_bytes(serialization.Encoding.PEM)},
+                 asked) as url:
         yield url
 
 

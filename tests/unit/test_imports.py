@@ -121,6 +121,7 @@ def test_only_their_own_tests_use_the_benchmarks():
     assert users == {'tests/functional/test_fairness.py', 'tests/functional/test_faults.py',
                      'tests/functional/test_fuzz.py', 'tests/functional/test_gateways.py',
                      'tests/functional/test_replay.py',
+                     'tests/functional/test_service_bench.py',
                      'tests/functional/test_snapshot_boots.py'}
     assert not [where for where, modules in found.items()
                 if where.startswith('bench/') and 'tests' in modules]

@@ -1,0 +1,1 @@
+"""``tools/bench.sh service``: what the storage service's RPC costs, and what rate it answers."""

@@ -1,0 +1,88 @@
+"""``tools/bench.sh service``: what the storage service's RPC costs, and what rate it answers.
+
+A real glance-bootcache by a real RabbitMQ; Keystone, Nova and Glance are stand-ins. Processes play
+compute hosts, each host with a reply queue and a secret of its own, so that the rate limiter is as
+shipped. Reads no image but for its hash: images are of 4 KiB.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.service import figures, measuring, methods, player, stage
+from tools import rabbit
+from tools.rabbit import Rabbit
+
+_STAND_INS = ['Glance', 'Nova', 'Keystone']
+# Processes that play hosts.
+_PLAYERS = 2
+
+
+def parsed() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(prog='tools/bench.sh service', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--quick', action='store_true',
+                        help='200 images and 1,000 hosts in the place of 2,000 and 10,000')
+    parser.add_argument('--database', choices=list(stage.DATABASES), nargs='+',
+                        default=[stage.FILES], help='by which the service keeps its state')
+    parser.add_argument('--parts', choices=measuring.PARTS, nargs='+', default=measuring.PARTS)
+    parser.add_argument('--report', default='bench-report', help='directory of service.json')
+    parser.add_argument('--inside', action='store_true', help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def measured(broker: Rabbit, database: str, size: measuring.Size,
+             parts: Sequence[str]) -> list[dict[str, Any]]:
+    """Measure with one database, and return the entries of ``runs``."""
+    runs = []
+    with stage.DATABASES[database]() as kept, stage.running(broker, kept) as made, \
+            player.started(broker.url, _PLAYERS) as players:
+        made.start()
+        for run in measuring.Measuring(made, players, size).runs(parts):
+            print(json.dumps(run), file=sys.stderr, flush=True)
+            runs.append(run)
+    return runs
+
+
+def report(runs: list[dict[str, Any]], load: float) -> dict[str, Any]:
+    """Return the report.
+
+    :param load: of this machine before the first run.
+    """
+    commit = subprocess.run(['git', '-C', str(stage.TOP), 'describe', '--always', '--dirty'],
+                            text=True, capture_output=True, check=False).stdout.strip()
+    return {'commit': commit, 'date': datetime.date.today().isoformat(), 'cpus': os.cpu_count(),
+            'load_before': round(load, 1), 'stand_ins': _STAND_INS,
+            'empty_call': methods.EMPTY_CALL, 'runs': runs}
+
+
+def main() -> int:
+    """Measure in namespaces of its own, which end with this process, and write the report."""
+    options = parsed()
+    if not options.inside and os.geteuid() == 0:
+        # The shell stays, as the first process of the namespace gets orphans to reap.
+        os.execvp('unshare', ['unshare', '--net', '--pid', '--fork', '--kill-child=KILL',
+                              '--mount-proc', 'sh', '-c', 'ip link set lo up && "$@"; exit $?',
+                              'sh', sys.executable, '-W', 'ignore', '-m', 'bench.service',
+                              *sys.argv[1:], '--inside'])
+    load = os.getloadavg()[0]
+    size = measuring.QUICK if options.quick else measuring.FULL
+    with rabbit.running() as broker:
+        runs = [run for database in options.database
+                for run in measured(broker, database, size, options.parts)]
+    folder = Path(options.report)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / 'service.json').write_text(json.dumps(report(runs, load), indent=1) + '\n')
+    print('\n'.join(figures.table(runs)))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

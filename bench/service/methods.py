@@ -1,6 +1,6 @@
 """Calls of the storage service's RPC, and the meaning of its answers.
 
-All that this benchmark knows of methods and arguments is here; bootcache/rpcapi.py describes them.
+All that this benchmark knows of methods and arguments is here; bootcache/rpc/messages.py has them.
 """
 
 import dataclasses
@@ -8,7 +8,19 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bootcache import rpcapi
+from bootcache.rpc.fields import plain
+from bootcache.rpc.messages import (
+    NO_IMAGE,
+    SENDER,
+    VERSION,
+    GetImage,
+    ListImages,
+    Message,
+    PlanBoot,
+    ReportHoldings,
+)
+from bootcache.rpc.report import BasesRead, HeldImage, HostReport, PausedGuests, UnsettledServers
+from bootcache.tier import Medium
 
 EMPTY_CALL = 'get_image of no image'
 # An image's share of a host's disk tier, and the tier's quota.
@@ -36,12 +48,16 @@ class Call:
     due: float = 0.0
 
 
+def _call(sender: int, message: Message[Any], due: float = 0.0) -> Call:
+    return Call(sender, message.method, plain(message), due)
+
+
 def context(secret: str) -> dict[str, str]:
     """Return the context of a process's messages.
 
     :param secret: 32 hexadecimal digits, by which the rate limiter knows the process.
     """
-    return {rpcapi.SENDER: secret}
+    return {SENDER: secret}
 
 
 def kind(answer: Any, failure: str | None) -> str:
@@ -56,12 +72,12 @@ def kind(answer: Any, failure: str | None) -> str:
 
 def empty_call(sender: int = 0) -> Call:
     """Return the cheapest call: the service looks for an image that is not there."""
-    return Call(sender, 'get_image', {'image_id': rpcapi.NO_IMAGE})
+    return _call(sender, GetImage(NO_IMAGE))
 
 
 def list_images() -> Call:
     """Return the call that lists the images."""
-    return Call(0, 'list_images', {})
+    return _call(0, ListImages())
 
 
 def served(listed: Sequence[dict[str, Any]]) -> int:
@@ -113,11 +129,9 @@ class Boots(Work):
     def calls(self, hosts: Sequence[str]) -> Iterator[Call]:
         for number in range(self.count):
             sender = number % len(hosts)
-            yield Call(sender, 'plan_boot', {
-                'image_id': self.images[(self.first + number) % len(self.images)],
-                'host': hosts[sender],
-                'server_id': f'{hosts[sender]}-{number}', 'profile_token': None,
-                'owner': 'project', 'certificate': ''})
+            yield _call(sender, PlanBoot(
+                self.images[(self.first + number) % len(self.images)], hosts[sender],
+                f'{hosts[sender]}-{number}', owner='project'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,21 +162,19 @@ class Reports(Work):
                 if due >= self.seconds:
                     return
                 is_news = (turn == 0 and not self.knows) or (turn + sender) % _CHANGED_EVERY == 1
-                yield Call(sender, 'report_holdings', {
-                    'host': host, 'report': self._report(sender, turn) if is_news else None}, due)
+                yield _call(sender, ReportHoldings(
+                    host, self._report(sender, turn) if is_news else None), due)
 
     def follow_up(self, call: Call, answer: Any) -> Call | None:
         if isinstance(answer, dict) and answer.get('resend'):
             return dataclasses.replace(call, arguments={
-                **call.arguments, 'report': self._report(call.sender, 0)})
+                **call.arguments, 'report': plain(self._report(call.sender, 0))})
         return None
 
-    def _report(self, sender: int, turn: int) -> dict[str, Any]:
+    def _report(self, sender: int, turn: int) -> HostReport:
         first = sender * self.held
         held = [self.images[(first + number) % len(self.images)] for number in range(self.held)]
-        return {'images': {image_id: [self.now + turn, 'disk', 0, _IMAGE_BYTES]
-                           for image_id in held},
-                'quotas': {'disk': _QUOTA_BYTES}, 'needs': held[:5],
-                'unsettled': {'servers': 0, 'named': [], 'waiting': {'servers': 0, 'named': []}},
-                'bases': {'bases': 0, 'named': []}, 'rpc': rpcapi.VERSION,
-                'certificates_end': None}
+        return HostReport(
+            {image_id: HeldImage(self.now + turn, Medium.DISK, 0, _IMAGE_BYTES)
+             for image_id in held}, {Medium.DISK: _QUOTA_BYTES}, frozenset(held[:5]),
+            UnsettledServers(0, ()), PausedGuests(0, ()), BasesRead(0, ()), VERSION)

@@ -23,7 +23,8 @@ import kombu
 from bench.replay.netns import die_with_parent
 from bench.service import methods
 from bench.service.methods import Call, Work
-from bootcache import rpcapi
+from bootcache.rpc.messages import VERSION
+from bootcache.rpc.transport import EXCHANGE, TOPIC
 
 _VERSION_KEY, _MESSAGE_KEY, _ENVELOPE = 'oslo.version', 'oslo.message', '2.0'
 # Longer than any client of the service waits.
@@ -68,10 +69,10 @@ class Player:
         self._answers: collections.deque[tuple[float, Call, Any, str | None]] = collections.deque()
         self._connection = kombu.Connection(url.replace('rabbit://', 'amqp://') + '/')
         channel = self._connection.channel()
-        exchange = kombu.Exchange(rpcapi.EXCHANGE, 'topic', durable=False)
+        exchange = kombu.Exchange(EXCHANGE, 'topic', durable=False)
         # As oslo.messaging's clients do: the service may not have been started.
         exchange(channel).declare()
-        self._producer = kombu.Producer(channel, exchange, rpcapi.TOPIC)
+        self._producer = kombu.Producer(channel, exchange, TOPIC)
         name = uuid.uuid4().hex
         self._queues = [f'reply_{name}_{number}' for number in range(len(hosts))]
         self._consumer = kombu.Consumer(
@@ -152,7 +153,7 @@ class Player:
     def _send(self, call: Call) -> str:
         message_id = uuid.uuid4().hex
         message = {
-            'method': call.method, 'args': call.arguments, 'version': rpcapi.VERSION,
+            'method': call.method, 'args': call.arguments, 'version': VERSION,
             '_unique_id': uuid.uuid4().hex, '_msg_id': message_id,
             '_reply_q': self._queues[call.sender], '_timeout': None,
             **{f'_context_{key}': value for key, value in self._contexts[call.sender].items()}}

@@ -145,8 +145,7 @@ class Stage:
             try:
                 self._service.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
-                for process in self._processes():
-                    process.kill()
+                self._service.kill()
                 self._service.wait()
         self._service = None
 
@@ -174,22 +173,19 @@ class Stage:
         """Return what was used until now."""
         machine = psutil.cpu_times()
         return Usage(
-            time.monotonic(), _seconds(self._processes()), _seconds(_families(self._broker.pids)),
+            time.monotonic(), _seconds([self._process()]), _seconds(_families(self._broker.pids)),
             _seconds(_families(self.database.pids)),
             # Guests' time is within user time.
             sum(machine) - machine.idle - machine.iowait - machine.guest - machine.guest_nice)
 
     def peak_bytes(self) -> int:
-        """Return the most memory that the service's processes had since they started."""
-        return sum(int(re.findall(r'VmHWM:\s+(\d+) kB', text)[0]) * 1024
-                   for process in self._processes()
-                   if (text := Path(f'/proc/{process.pid}/status').read_text()))
+        """Return the most memory that the service's process had since it started."""
+        text = Path(f'/proc/{self._process().pid}/status').read_text()
+        return int(re.findall(r'VmHWM:\s+(\d+) kB', text)[0]) * 1024
 
-    def _processes(self) -> list[psutil.Process]:
-        """Return the process that was started, and its workers, which it forks."""
+    def _process(self) -> psutil.Process:
         assert self._service is not None
-        starter = psutil.Process(self._service.pid)
-        return [starter, *starter.children()]
+        return psutil.Process(self._service.pid)
 
 
 def _families(pids: Sequence[int]) -> list[psutil.Process]:

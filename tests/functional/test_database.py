@@ -16,6 +16,7 @@ from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
+from bootcache.rpc.report import HostReport
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import models, schema, start
@@ -35,6 +36,7 @@ STATUS = 'import sys; from glance_bootcache.cli import status; sys.exit(status.m
 CHANGING = '''
 import sys
 from oslo_config import cfg
+from bootcache.rpc.report import HostReport
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
@@ -51,8 +53,8 @@ needs = ReportedNeeds(database)
 writer = Writer(database, [needs.changes])
 for count in range(1_000_000):
     for host in 'one', 'two':
-        needs.note(host, {'needs': [f'{count % 2}{image:07x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-                                    for image in range(50)]})
+        needs.note(host, HostReport(needs=frozenset(
+            f'{count % 2}{image:07x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for image in range(50))))
     writer.write()
     print(count, flush=True)
 '''
@@ -148,9 +150,9 @@ def test_what_is_written_is_there_after_a_restart(database):
         records.put(BEGUN)
         orders.add(IMAGE, ['Host', 'host'])
         orders.add_for_all(OTHER)
-        needs.note('host', {'needs': [IMAGE, OTHER]})
-        needs.note('Host', {'needs': [IMAGE]})
-        needs.note('odd', {'needs': 'x'})
+        needs.note('host', HostReport(needs=frozenset([IMAGE, OTHER])))
+        needs.note('Host', HostReport(needs=frozenset([IMAGE])))
+        needs.note('odd', HostReport())
         uses.record(IMAGE, 1763697600.125)
         written(database, orders, needs, uses)
     assert Records(database).all() == [BEGUN]
@@ -162,7 +164,7 @@ def test_what_is_written_is_there_after_a_restart(database):
     assert [record.stage for record in Records(database).all()] == [Stage.FINISHED]
     records.drop(IMAGE)
     orders.settle('host', [])
-    needs.note('host', {'needs': [OTHER]})
+    needs.note('host', HostReport(needs=frozenset([OTHER])))
     needs.note('odd', {'needs': []})
     uses.keep_only([])
     written(database, orders, needs, uses)
@@ -243,7 +245,7 @@ def test_while_the_database_is_away_nothing_is_lost(mariadb, directory):
     mariadb.stop()
     for refused in (lambda: orders.add(IMAGE, ['host']), lambda: records.drop(IMAGE),
                     lambda: written(database, needs, uses, orders)):
-        needs.note('host', {'needs': [OTHER]})
+        needs.note('host', HostReport(needs=frozenset([OTHER])))
         uses.record(IMAGE, 5.0)
         orders.settle('host', [])
         with pytest.raises(exception.DatabaseAway) as raised:

@@ -4,13 +4,12 @@ import collections
 import uuid
 
 import pytest
-from glance_bootcache.door import arguments
 
 from bench.service import figures, methods
 from bench.service.figures import Run
 from bench.service.player import UNANSWERED, Played
 from bench.service.stage import Usage
-from glance_bootcache.hosts import holdings
+from bootcache.rpc.messages import MESSAGES
 
 IMAGES = [str(uuid.UUID(int=number)) for number in range(1, 6)]
 HOSTS = ['host-1', 'host-2', 'host-3', 'host-4']
@@ -33,13 +32,9 @@ def line(run, **more):
 def test_the_service_takes_what_is_called(work):
     calls = list(work.calls(HOSTS))
     for call in calls:
-        said = arguments.METHODS[call.method].read(call.arguments)
-        if 'report' in said:
-            refused = []
-            if said['report'] is not None:
-                parsed = holdings.parse(said['report'], 2e9, refused.append)
-                assert len(parsed.images) == 3
-            assert refused == []
+        message = MESSAGES[call.method].parse(call.arguments)
+        report = getattr(message, 'report', None)
+        assert report is None or (len(report.images) == 3 and not report.left_out)
     assert {call.sender for call in calls} == set(range(4))
 
 

@@ -172,7 +172,7 @@ def test_an_image_that_waits_no_more_since_manifests_were_read_is_not_looked_at(
         waiting, monkeypatch):
     look(waiting)
     read = waiting.store.manifests()
-    waiting.needs.note('one', {'needs': []})
+    waiting.needs.note('one', HostReport(needs=frozenset()))
     assert look(waiting).state == 'ready'
     monkeypatch.setattr(waiting.manager, 'consider', lambda *_image, **_named: pytest.fail('why'))
     waiting.seconds.now += 24 * 3600

@@ -8,6 +8,7 @@ from fakes_database import locked
 from fakes_manager import until
 
 from bootcache import exception, tier
+from bootcache.rpc.report import HostReport
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import start
 from glance_bootcache.db.engine import Database
@@ -62,23 +63,19 @@ def test_a_directory_that_is_not_there_is_told_of(storage_conf):
         start.wait_for(storage_conf)
 
 
-def test_it_is_waited_for_until_the_service_ends(storage_conf, database, caplog):
-    stopping, told = threading.Event(), []
+def test_it_is_waited_for(storage_conf, database, caplog, monkeypatch):
+    monkeypatch.setattr(start, '_AGAIN_SECONDS', 0.01)
+    found = []
     # SQLite can open no directory.
     os.unlink(database.file)
     os.mkdir(database.file)
-
-    def wait():
-        with pytest.raises(exception.Cancelled) as raised:
-            start.wait_for(storage_conf, stopping)
-        told.append(raised)
-
-    waiting = threading.Thread(target=wait)
+    waiting = threading.Thread(target=lambda: found.append(start.wait_for(storage_conf)))
     waiting.start()
     until(lambda: 'waits for it' in caplog.text, 'the waiting')
-    stopping.set()
+    assert not found
+    os.rmdir(database.file)
     waiting.join()
-    assert len(told) == 1
+    assert len(found) == 1
 
 
 # The writer.
@@ -93,9 +90,9 @@ def test_reports_are_written_by_themselves_and_at_the_end(database):
 
     writer = Writer(database, [changes])
     writer.start()
-    needs.note('one', {'needs': [IMAGE]})
+    needs.note('one', HostReport(needs=frozenset([IMAGE])))
     assert is_written.wait(60) and ReportedNeeds(database).hosts(IMAGE) == ['one']
-    needs.note('two', {'needs': [IMAGE]})
+    needs.note('two', HostReport(needs=frozenset([IMAGE])))
     writer.stop()
     assert ReportedNeeds(database).hosts(IMAGE) == ['one', 'two']
 
@@ -103,7 +100,7 @@ def test_reports_are_written_by_themselves_and_at_the_end(database):
 def test_all_of_a_second_is_one_transaction(database):
     """What comes after it fails takes back what came before."""
     needs = ReportedNeeds(database)
-    needs.note('one', {'needs': [IMAGE]})
+    needs.note('one', HostReport(needs=frozenset([IMAGE])))
 
     def fails(connection):
         raise exception.DatabaseAway('it is gone')
@@ -118,7 +115,7 @@ def test_all_of_a_second_is_one_transaction(database):
 
 def test_a_writer_that_cannot_write_says_so_and_that_it_is_over(database, caplog):
     needs = ReportedNeeds(database)
-    needs.note('one', {'needs': [IMAGE]})
+    needs.note('one', HostReport(needs=frozenset([IMAGE])))
     writer = Writer(database, [needs.changes])
     with locked(database):
         writer._try_to_write()

@@ -14,6 +14,8 @@ from bench.service.figures import Run
 from bench.service.methods import Boots, Empty, Reports, Work
 from bench.service.player import Hosts, Played, Players, summed
 from bench.service.stage import Stage, StageError
+from bootcache.rpc.client import all_entries
+from bootcache.rpc.messages import ListImages
 
 PARTS = figures.PLAN_BOOT, figures.REGISTER, figures.STORM, figures.REPORTS
 # Of calls that are made one after the other.
@@ -179,9 +181,15 @@ class Measuring:
         operator, listing, empty = self._stage.operator, list[float](), list[float]()
         while True:
             empty.append(operator.call(methods.empty_call())[1])
-            listed, seconds = operator.call(methods.list_images())
-            listing.append(seconds)
-            count = methods.served(listed)
+            seconds = list[float]()
+
+            def page(images: ListImages) -> list[dict[str, Any]]:
+                answer, took = operator.call(methods.list_images(images))
+                seconds.append(took)  # noqa: B023
+                return answer
+
+            count = methods.served(all_entries(page, ListImages()))
+            listing.append(sum(seconds))
             if count == len(self._images):
                 return listing, empty
             if time.monotonic() > deadline:

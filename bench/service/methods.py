@@ -75,9 +75,9 @@ def empty_call(sender: int = 0) -> Call:
     return _call(sender, GetImage(NO_IMAGE))
 
 
-def list_images() -> Call:
-    """Return the call that lists the images."""
-    return _call(0, ListImages())
+def list_images(listing: ListImages) -> Call:
+    """Return the call of a page of the images."""
+    return _call(0, listing)
 
 
 def served(listed: Sequence[dict[str, Any]]) -> int:

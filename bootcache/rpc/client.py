@@ -1,5 +1,6 @@
 """Client of the storage service's RPC."""
 
+import dataclasses
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,15 @@ from bootcache import conf as bootcache_conf
 from bootcache.bus import BusOpening, within
 from bootcache.rpc import transport
 from bootcache.rpc.fields import plain
-from bootcache.rpc.messages import NO_IMAGE, SENDER, Answer, GetImage, Message
+from bootcache.rpc.messages import (
+    NO_IMAGE,
+    SENDER,
+    Answer,
+    GetImage,
+    ListHosts,
+    ListImages,
+    Message,
+)
 from bootcache.util.backoff import CircuitBreaker
 
 # Added to the limit of a client's first call.
@@ -19,6 +28,22 @@ _OPENING_SECONDS = 2
 # After so many calls in a row without an answer, nothing is sent for so many seconds.
 _SILENT_CALLS = 2
 _SILENCE_SECONDS = 10
+
+
+def all_entries(send: Callable[[Any], list[dict[str, Any]]],
+                listing: ListHosts | ListImages) -> list[dict[str, Any]]:
+    """Return all entries of a listing, page by page until one is empty.
+
+    The errors are those of ``send``.
+
+    :param send: of a StorageClient.
+    :param listing: asks for the first page.
+    """
+    entries: list[dict[str, Any]] = []
+    while page := send(listing):
+        entries += page
+        listing = dataclasses.replace(listing, marker=page[-1][listing.entry_key])
+    return entries
 
 
 class StorageClient:

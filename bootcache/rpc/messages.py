@@ -53,6 +53,8 @@ NO_IMAGE = '00000000-0000-0000-0000-000000000000'
 PROFILE_METADATA = 'bootcache_profile'
 # By this hint nova-scheduler knows a profile boot; it proves nothing.
 PROFILE_HINT = 'bootcache_profile'
+# Entries of a page of a listing, at most; fewer where these are long. An empty page is the end.
+PAGE_ENTRIES = 250
 # A server that boots does not wait for longer for an answer, whatever rpc_timeout is.
 _BOOT_SECONDS = 5
 # A host copies a file after so many seconds without an answer.
@@ -97,6 +99,7 @@ class Message(Generic[Answer]):
     :cvar is_cast: nobody waits for it.
     :cvar seconds: for which a call is waited for, at most; None for ``rpc_timeout``.
     :cvar counts_as_silence: a call that is not answered tells that the service does not answer.
+    :cvar entry_key: of a listing's entries, by which they are sorted; empty of no listing.
     :cvar since: the first version that has the message with all of its fields.
     """
 
@@ -104,6 +107,7 @@ class Message(Generic[Answer]):
     is_cast: ClassVar[bool] = False
     seconds: ClassVar[float | None] = None
     counts_as_silence: ClassVar[bool] = True
+    entry_key: ClassVar[str] = ''
     since: ClassVar[str] = '2.0'
 
     def __init_subclass__(cls) -> None:
@@ -513,11 +517,16 @@ class AbandonSnapshot(Message[bool]):
 
 @dataclasses.dataclass(frozen=True)
 class ListHosts(Message[list[dict[str, Any]]]):
-    """Return the hosts that have reported.
+    """Return a page of the hosts that have reported, by name; an empty page is the end.
+
+    :ivar marker: the last host of the page before; None for the first page.
 
     The answer: of each ``host``, ``seen`` (seconds ago), ``images``, ``bytes`` and ``quotas`` (both
     by tier), ``unsettled``, ``paused``, ``rpc`` and ``certificates_end`` as of its report.
     """
+
+    entry_key = 'host'
+    marker: HostName | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -586,7 +595,15 @@ class GetWarming(Message[list[dict[str, Any]]]):
 
 @dataclasses.dataclass(frozen=True)
 class ListImages(Message[list[dict[str, Any]]]):
-    """Return all images' manifests, with the progress of what is in hand."""
+    """Return a page of the images' manifests, by id, with the progress of their jobs.
+
+    An empty page is the end.
+
+    :ivar marker: the last image of the page before; None for the first page.
+    """
+
+    entry_key = 'image_id'
+    marker: ImageId | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from bootcache.quoting import one_line
+from bootcache.rpc.client import all_entries
 from bootcache.rpc.messages import EvictImage, ImageHosts, ListHosts
 from glance_bootcache.cli.arguments import instead
 from glance_bootcache.cli.client import ServiceClient
@@ -82,7 +83,7 @@ class _Watch:
                     continue
                 # A storage service that was restarted knows a host when it has reported again.
                 if known is None:
-                    known = {entry['host'] for entry in self._client.send(ListHosts())}
+                    known = {entry['host'] for entry in all_entries(self._client.send, ListHosts())}
                 if name in known:
                     self._outcome(image, name, GONE)
         self.show()

@@ -5,6 +5,7 @@ from typing import Any
 
 from bootcache import exception
 from bootcache.quoting import one_line
+from bootcache.rpc.client import all_entries
 from bootcache.rpc.messages import HostBases, ListHosts
 from bootcache.tier import Medium
 from glance_bootcache.cli.client import utc
@@ -35,7 +36,7 @@ class HostList(Listing):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
-        hosts = self.app.storage_client().send(ListHosts())
+        hosts = all_entries(self.app.storage_client().send, ListHosts())
         self.nothing = _NO_HOST
         if parsed_args.unsettled:
             if hosts:

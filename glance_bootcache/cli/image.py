@@ -6,6 +6,7 @@ from typing import Any
 
 from bootcache import exception
 from bootcache.quoting import one_line
+from bootcache.rpc.client import all_entries
 from bootcache.rpc.messages import (
     BuildImage,
     DeleteImage,
@@ -99,7 +100,7 @@ class ImageList(Listing):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
-        images = self.app.storage_client().send(ListImages())
+        images = all_entries(self.app.storage_client().send, ListImages())
         return (('image_id', 'name', 'state', 'working_set_bytes', 'cache_bytes', 'reason'),
                 [(image['image_id'], one_line(image.get('name')), image['state'],
                   (image['working_set'] or {}).get('bytes'),

@@ -6,6 +6,7 @@ orders, which outlive it.
 """
 
 import dataclasses
+import heapq
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,7 @@ from oslo_log import log as logging
 from bootcache.exception import MessageRefused, RequestRefused
 from bootcache.quoting import quoted
 from bootcache.rpc.fields import plain
-from bootcache.rpc.messages import HoldingsAnswer
+from bootcache.rpc.messages import PAGE_ENTRIES, HoldingsAnswer
 from bootcache.rpc.report import HeldImage, HostReport
 from glance_bootcache import availability
 from glance_bootcache.hosts.orders import Orders
@@ -214,11 +215,13 @@ class Hosts:
                 if (host := self._hosts.get(name)) is not None
                 and now - host.seen <= _FORGET_SECONDS]
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return the hosts: see ListHosts."""
+    def describe(self, marker: str | None = None) -> list[dict[str, Any]]:
+        """Return a page of the hosts: see ListHosts."""
         with self._lock:
-            present = [(name, host.holdings, seen)
-                       for name, host, seen in self._present(sorted(self._hosts))]
+            names = heapq.nsmallest(PAGE_ENTRIES, (
+                name for name, _host, _seen in self._present(self._hosts)
+                if marker is None or name > marker))
+            present = [(name, host.holdings, seen) for name, host, seen in self._present(names)]
         return [{'host': name, 'seen': seen, 'images': len(holdings.images),
                  'bytes': _by_tier(holdings.images.values()), 'quotas': plain(holdings.quotas),
                  'rpc': holdings.rpc, 'certificates_end': holdings.certificates_end,
@@ -258,6 +261,10 @@ class Hosts:
         """Return when each host reported last, in monotonic seconds as of the clock."""
         with self._lock:
             return {name: host.seen for name, host in self._hosts.items()}
+
+    def count(self) -> int:
+        """Return how many hosts have reported, and are not forgotten."""
+        return len(self._hosts)
 
     def order_eviction(self, image_id: str, names: Iterable[str]) -> list[str]:
         """Have hosts let go of an image; forgotten once a host reports that it has.

@@ -13,6 +13,7 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.rpc import messagesize
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
@@ -72,7 +73,7 @@ class Endpoints:
                 self._unasked(message, 'profile_token', 'of no profile boot that is in hand',
                               message.host)
             return
-        why_not = self._boots.report_boot(message, only_host=len(self._hosts.seen()) <= 1)
+        why_not = self._boots.report_boot(message, only_host=self._hosts.count() <= 1)
         if why_not:
             self._unasked(message, 'image_id', why_not, message.host)
 
@@ -147,7 +148,7 @@ class Endpoints:
 
     def list_hosts(self, ctxt: Any, message: messages.ListHosts) -> list[dict[str, Any]]:
         """An operator looks at the hosts."""
-        return self._hosts.describe()
+        return messagesize.page(self._hosts.describe(message.marker))
 
     def host_bases(self, ctxt: Any, message: messages.HostBases) -> dict[str, Any] | None:
         """An operator asks how a host reads bases."""
@@ -171,7 +172,7 @@ class Endpoints:
 
     def list_images(self, ctxt: Any, message: messages.ListImages) -> list[dict[str, Any]]:
         """An operator looks."""
-        return self._operators.list_images()
+        return messagesize.page(self._operators.list_images(message.marker))
 
     def get_image(self, ctxt: Any, message: messages.GetImage) -> dict[str, Any] | None:
         """An operator looks at one image."""

@@ -1,4 +1,4 @@
-"""The bound of a message's size, before its JSON is read.
+"""The bound of a message's size, before its JSON is read; how much of a listing one answer has.
 
 JSON takes ten times its length when it is read, and a compressed message more than any machine has.
 kombu, by which oslo.messaging reaches RabbitMQ, has registries of serializers and of compressions;
@@ -7,17 +7,19 @@ says so, which the dispatcher rejects and counts as any other.
 """
 
 import bz2
+import itertools
 import json
 import lzma
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kombu import compression, serialization
 from kombu.utils import json as kombu_json
 
+from bootcache.rpc.messages import PAGE_ENTRIES
 from glance_bootcache.rpc.ratelimit import TokenBucket
 
 # RabbitMQ's own bound since 4.0. The longest report of a boot, 2 GiB in pieces of 4 KiB, has less.
@@ -31,6 +33,23 @@ LONG_RATE = 1 << 20
 TOO_LONG = 'message of too many bytes'
 TOO_MANY_LONG = 'one of too many long messages'
 REASONS = {TOO_LONG: 'it has too many bytes', TOO_MANY_LONG: 'too many that are as long came'}
+
+
+# Of an answer: hosts that lie name servers by 200 kB each.
+_PAGE_BYTES = 4 << 20
+
+
+def page(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first entries of a listing, as many as one answer has; at least one. Pure."""
+    found: list[dict[str, Any]] = []
+    size = 0
+    for entry in itertools.islice(entries, PAGE_ENTRIES):
+        # oslo.messaging writes JSON into JSON.
+        size += len(json.dumps(json.dumps(entry)))
+        if found and size > _PAGE_BYTES:
+            break
+        found.append(entry)
+    return found
 
 
 class BoundedReader:

@@ -1,12 +1,14 @@
 """What operators ask of the storage service: to see images and hosts, to pin, and to evict."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import ending, exception
 from bootcache.manifest import IN_HAND, ImageState, Manifest
+from bootcache.rpc.messages import PAGE_ENTRIES
 from glance_bootcache.exchange.offers import Given
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
@@ -51,9 +53,11 @@ class Operators:
     def _medium(self, manifest: Manifest) -> str | None:
         return self._tiers.medium(manifest.image_id).value if manifest.made.cache_image else None
 
-    def list_images(self) -> list[dict[str, Any]]:
-        """Return all images."""
-        return [self._describe(manifest) for manifest in self._store.manifests()]
+    def list_images(self, marker: str | None = None) -> list[dict[str, Any]]:
+        """Return a page of the images: see ListImages."""
+        after = (manifest for manifest in self._store.manifests()
+                 if marker is None or manifest.image_id > marker)
+        return [self._describe(manifest) for manifest in itertools.islice(after, PAGE_ENTRIES)]
 
     def get_image(self, image_id: str) -> dict[str, Any] | None:
         """Return an image, or None if it is not known."""

@@ -120,7 +120,7 @@ class FakeClient:
                     if message.image_id in self.refused:
                 raise refusal(self.refused[message.image_id])
             case messages.ListHosts():
-                return self.hosts
+                return [] if message.marker else self.hosts
             case messages.HostBases(host):
                 return self.bases.get(host)
             case messages.ImageHosts(image_id):
@@ -136,7 +136,7 @@ class FakeClient:
             case messages.GetWarming(image_id):
                 return self.warming.get(image_id, [])
             case messages.ListImages():
-                return list(self.images.values())
+                return [] if message.marker else list(self.images.values())
             case messages.GetImage(image_id):
                 return self.images.get(image_id)
             case messages.BuildImage():

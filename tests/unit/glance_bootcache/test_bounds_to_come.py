@@ -1,7 +1,6 @@
 """Bounds that the storage service does not have yet; each test goes where its code is then."""
 
 import contextlib
-import json
 import threading
 import uuid
 
@@ -13,8 +12,6 @@ from glance_bootcache.images import imagework
 from glance_bootcache.images.jobs import WaitingImage, next_turn
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-# RabbitMQ 4 takes no longer message.
-LONGEST_MESSAGE = 16 << 20
 to_come = pytest.mark.xfail(strict=True,
                             reason='The storage service on a database, as a controller')
 
@@ -55,20 +52,6 @@ def test_images_that_somebody_makes_up_do_not_fill_the_state_directory(house):
 def test_two_projects_with_huge_images_leave_a_turn_to_a_third():
     waiting = WaitingImage(IMAGE, 'third', 9)
     assert next_turn([waiting], {'one': 2, 'two': 1}, {}, 3) == waiting
-
-
-@to_come
-def test_a_listing_of_many_images_fits_messages(house, monkeypatch):
-    house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
-    house.settle()
-    assert house.state(IMAGE) == 'ready'
-    known = house.store.load(IMAGE)
-    monkeypatch.setattr(house.store, 'manifests', lambda: [known] * 20_000)
-    monkeypatch.setattr(house.store, 'load', lambda image_id: known)
-    answer = json.dumps({'result': house.operators.list_images(), '_msg_id': 'x' * 32})
-    body = json.dumps({'oslo.version': '2.0', 'oslo.message': answer})
-    assert len(body) <= LONGEST_MESSAGE
 
 
 @to_come

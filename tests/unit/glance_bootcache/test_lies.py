@@ -41,7 +41,7 @@ RIGHT = {
     'certificate': 'CN=one', 'sha256': 'ab' * 32,
     'address': '192.0.2.21', 'port': 10811, 'rack': 'a', 'file': 'sha512:ab', 'way': 'stalled',
     'got': [['192.0.2.22', 5]], 'copied': 5, 'gives': False, 'holds': False,
-    'snapshot_id': IMAGE, 'token': 'f' * 32, 'virtual_bytes': 1 << 30}
+    'snapshot_id': IMAGE, 'token': 'f' * 32, 'virtual_bytes': 1 << 30, 'marker': None}
 MEGABYTE = 'x' * (1 << 20)
 FORGED = 'one\n2026-01-01 00:00:00.000 1 ERROR glance_bootcache.service forged\x1b[2J'
 NUMBERS = [-1, 1 << 63, 10 ** 400, math.nan, math.inf, -math.inf, True]
@@ -76,6 +76,7 @@ LIES = {
     'copied': [*NUMBERS, *TEXTS, *OTHERS[:-1], '5'],
     'gives': [*NUMBERS[:-1], *TEXTS, *OTHERS, 1, 0],
     'holds': [*NUMBERS[:-1], *TEXTS, *OTHERS, 1, 0],
+    'marker': [*TEXTS, *NUMBERS, *OTHERS[1:]],
     'snapshot_id': [*TEXTS, IMAGE + '\n', IMAGE[:-1], '{' + IMAGE + '}', *NUMBERS, *OTHERS],
     'token': [*TEXTS, *NUMBERS, *OTHERS, 'F' * 32, 'f' * 31, 'f' * 32 + '\n'],
     'virtual_bytes': [*NUMBERS, *TEXTS, *OTHERS, 0, 511, '512'],

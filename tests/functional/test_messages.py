@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import oslo_messaging as messaging
+import psutil
 import pytest
 from functional_tools import free_port, until
 from oslo_messaging import conffixture
@@ -210,7 +211,7 @@ def whole(name, message, **named):
     (ReportHoldings('host', None), ('report', ('host', None, ANY, ANY), {}),
      HoldingsAnswer((IMAGE,))),
     (*whole('report', ReportWarm(IMAGE, 'host', WarmOutcome.ERROR, 'no room')), None),
-    (ListHosts(), ('describe', (), {}), [{'host': 'one', 'seen': 1.5}]),
+    (ListHosts(), ('describe', (None,), {}), [{'host': 'one', 'seen': 1.5}]),
     (HostBases('one'), ('bases', ('one',), {}), {'seen': 1.5, 'bases': None}),
     (ImageHosts(IMAGE), ('image_hosts', (IMAGE,), {}), {'storage': 'disk', 'hosts': []}),
     (EvictImage(IMAGE, None), ('evict', (IMAGE, None), {}), ['one']),
@@ -231,7 +232,7 @@ def whole(name, message, **named):
     (PinImage(IMAGE, True), ('pin', (IMAGE, True), {}), True),
     (*whole('serve_stored', ServeStored(IMAGE, 'host', 'CN=host')),
      StoredExport(True, ('192.0.2.1', 1))),
-    (ListImages(), ('list_images', (), {}), [{'image_id': IMAGE}]),
+    (ListImages(), ('list_images', (None,), {}), [{'image_id': IMAGE}]),
     (GetImage(IMAGE), ('get_image', (IMAGE,), {}), {'image_id': IMAGE}),
     (GetWorkingSet(IMAGE), ('get_working_set', (IMAGE,), {}), None),
     (BuildImage(IMAGE), ('consider', (IMAGE,), {'forced': True}), None),
@@ -324,15 +325,10 @@ def test_a_bus_that_is_away_keeps_nobody_waiting():
     assert len(lines) == 3 and 'nobody has answered just now' in lines[2], done
 
 
-def beam():
+def beam(node):
     """Return the process id of the private RabbitMQ's Erlang machine."""
-    node = f'RABBITMQ_NODENAME=bootcache-{os.getpid()}@localhost'.encode()
-    for name in filter(str.isdigit, os.listdir('/proc')):
-        with contextlib.suppress(OSError):
-            program = Path(f'/proc/{name}/cmdline').read_bytes().split(b'\0')[0]
-            if b'beam' in program and node in Path(f'/proc/{name}/environ').read_bytes():
-                return int(name)
-    raise AssertionError('RabbitMQ does not run')
+    return next(below.pid for pid in node.pids
+                for below in psutil.Process(pid).children(recursive=True) if 'beam' in below.name())
 
 
 def test_an_exchange_that_hangs_keeps_nobody_from_booting(conf, manager, monkeypatch):
@@ -350,10 +346,10 @@ def test_an_exchange_that_hangs_keeps_nobody_from_booting(conf, manager, monkeyp
 
 
 @pytest.fixture
-def frozen():
-    """Freezes RabbitMQ, as a machine that hangs: connections stay, and nothing comes."""
-    pid = beam()
-    yield lambda: os.kill(pid, signal.SIGSTOP)
+def frozen(rabbit_node):
+    """Freezes RabbitMQ, or not, as a machine that hangs: connections stay, and nothing comes."""
+    pid = beam(rabbit_node)
+    yield lambda is_frozen: os.kill(pid, signal.SIGSTOP if is_frozen else signal.SIGCONT)
     os.kill(pid, signal.SIGCONT)
 
 
@@ -362,7 +358,7 @@ def test_a_bus_that_hangs_keeps_nobody_waiting(conf, manager, frozen):
     conf.set_override('rpc_timeout', 1, bootcache_conf.GROUP)
     api = StorageClient(conf)
     assert api.send(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'stock'
-    frozen()
+    frozen(True)
 
     def plan():
         return api.send(PlanBoot(IMAGE, 'host', 'server'))
@@ -379,7 +375,7 @@ def test_a_bus_that_hangs_keeps_nobody_waiting(conf, manager, frozen):
         messaging.MessagingTimeout, messaging.MessageDeliveryFailure}
     # One that nobody answers has the next refused again, if the pause has passed by now.
     until(lambda: 'nobody has answered just now' in str(ask(plan)), 'a refusal')
-    os.kill(beam(), signal.SIGCONT)
+    frozen(False)
 
     def answers():
         with contextlib.suppress(messaging.MessagingException):

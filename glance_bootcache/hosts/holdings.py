@@ -45,7 +45,9 @@ def pass_over(refusal: MessageRefused) -> None:
 
 
 def clamp_times(report: HostReport, now: float, refuse: Refuse) -> HostReport:
-    """Return a report without times in the future: these count as now, as hosts' clocks differ.
+    """Return a report to be kept: without what was left out of it, and times in the future.
+
+    These count as now, as hosts' clocks differ.
 
     :param now: seconds since the epoch.
     :param refuse: is told of last uses that clocks do not explain.
@@ -65,7 +67,7 @@ def clamp_times(report: HostReport, now: float, refuse: Refuse) -> HostReport:
             base, since=min(base.since, now),
             answered=None if base.answered is None else min(base.answered, now))
             for base in bases.named))
-    return dataclasses.replace(report, images=images, paused=paused, bases=bases)
+    return dataclasses.replace(report, images=images, paused=paused, bases=bases, left_out=())
 
 
 @dataclasses.dataclass

@@ -26,7 +26,8 @@ from glance_bootcache.storage.tiers import StorageTiers
 LOG = logging.getLogger(__name__)
 
 # Hosts that are known at a time, and what they hold: whoever can write to the message bus can
-# report for any host, and make up names. An image of a host takes 300 bytes.
+# report for any host, and make up names. An image of a host takes 300 bytes, and 500 if it alone has
+# it.
 MOST_HOSTS = 20_000
 _MOST_HELD = 1_000_000
 # A host reports each minute; one that is silent for so long gives its place to another one.

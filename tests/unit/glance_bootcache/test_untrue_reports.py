@@ -143,13 +143,18 @@ def test_holdings_without_end_are_refused_and_the_ones_before_stay(later):
 
 
 def test_what_cannot_be_in_a_report_is_counted_and_not_kept(later):
-    """A host's name is made up easily, and each report may have ten thousands of lies."""
+    """A host's name is made up easily, and each report may have ten thousands of lies.
+
+    Needs are kept by who bounds them.
+    """
     later.endpoints.say('report_holdings', host='liar', report={
-        'images': {IMAGE: plain(holding(IMAGE).images[IMAGE]), 'x' * 99: 0}, 'needs': ['y' * 99]})
+        'images': {IMAGE: plain(holding(IMAGE).images[IMAGE]), 'x' * 99: 0},
+        'needs': ['y' * 99, OTHER]})
     assert later.rejected.counts() == {
         ('report_holdings', 'report.images'): 1, ('report_holdings', 'report.needs'): 1}
     kept = later.table._hosts['liar'].holdings
-    assert kept.left_out == () and list(kept.images) == [IMAGE]
+    assert (kept.left_out, kept.needs, list(kept.images)) == ((), None, [IMAGE])
+    assert later.needs.hosts(OTHER) == ['liar']
 
 
 def test_names_that_one_sender_makes_up_push_no_host_out(later, caplog, monkeypatch):

@@ -261,11 +261,11 @@ class ServiceUpkeep:
     def keep_serving(self, manifests: _Manifests) -> None:
         """Start the exporter if it has ended, and serve what it served.
 
-        :param manifests: all, read when the exporter was looked at.
+        :param manifests: all, read when the exporter was looked at, and serves what it served.
         :raises StorageDaemonError: if it does not come up.
         """
         if self._exporter.start(self._serve_again):
-            serving.serve_all(manifests(), self._tiers.serve)
+            serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(manifests())
 
     def _serve_again(self, exports: Collection[str], certificate: str) -> None:
@@ -292,8 +292,11 @@ class ServiceUpkeep:
             whose: set[str] = set()
             if self._needs.needed(image_id):
                 whose = self._exporter.of_hosts(self._needs.hosts(image_id))
-                serving.serve(manifest, functools.partial(self._tiers.serve,
-                                                          certificates=whose - untold))
+                # The exporter and Ceph were asked since.
+                current = self._store.known(image_id)
+                if current is not None and serving.has_base(current):
+                    serving.serve(current, functools.partial(self._tiers.serve,
+                                                             certificates=whose - untold))
             if self._manager.jobs.of(image_id) is None:
                 needed_by[image_id] = whose
         try:

@@ -31,7 +31,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument('--quick', action='store_true',
                         help='200 images and 1,000 hosts in the place of 2,000 and 10,000')
     parser.add_argument('--database', choices=list(stage.DATABASES), nargs='+',
-                        default=[stage.FILES], help='by which the service keeps its state')
+                        default=[stage.SQLITE], help='by which the service keeps its state')
     parser.add_argument('--parts', choices=measuring.PARTS, nargs='+', default=measuring.PARTS)
     parser.add_argument('--report', default='bench-report', help='directory of service.json')
     parser.add_argument('--inside', action='store_true', help=argparse.SUPPRESS)

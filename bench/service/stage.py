@@ -29,7 +29,7 @@ from tools.ports import free_port
 from tools.rabbit import Rabbit
 
 TOP = Path(__file__).resolve().parents[2]
-FILES = 'files'
+SQLITE = 'sqlite'
 # Of an image: little, as the benchmark is about messages.
 _IMAGE_BYTES = 4096
 # glance-bootcache's default.
@@ -46,7 +46,7 @@ class Database:
     """What the service keeps its state in.
 
     :ivar name: one of ``DATABASES``.
-    :ivar connection: as for ``[database]connection``; empty if the service has files only.
+    :ivar connection: as for ``[database]connection``; empty for SQLite in its directory.
     :ivar pids: ids of the database's processes.
     """
 
@@ -57,7 +57,7 @@ class Database:
 
 # Each is there within the block.
 DATABASES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Database]]] = {
-    FILES: lambda: contextlib.nullcontext(Database(FILES))}
+    SQLITE: lambda: contextlib.nullcontext(Database(SQLITE))}
 
 
 @dataclasses.dataclass(frozen=True)

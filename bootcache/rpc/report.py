@@ -6,7 +6,16 @@ from typing import Any, Self
 
 from bootcache.exception import MessageRefused
 from bootcache.rpc import fields
-from bootcache.rpc.fields import Entries, Expiry, ImageId, OutOfBounds, PastTime, ShortLine, Size
+from bootcache.rpc.fields import (
+    MOST_NAMED,
+    Entries,
+    Expiry,
+    ImageId,
+    OutOfBounds,
+    PastTime,
+    ShortLine,
+    Size,
+)
 from bootcache.tier import Medium
 
 
@@ -124,7 +133,7 @@ class HostReport:
     :ivar rpc: version of the RPC API that the host speaks; None if it does not tell.
     :ivar certificates_end: when the first of the host's certificates ends, in seconds since the
         epoch; None if it has none.
-    :ivar left_out: what cannot be, by field; not sent.
+    :ivar left_out: some of what cannot be of each field; not sent.
     """
 
     images: Mapping[ImageId, HeldImage] = dataclasses.field(default_factory=dict)
@@ -144,14 +153,18 @@ class HostReport:
 
         :raises OutOfBounds: if it is no mapping, or has too many entries.
         """
-        told, found, left_out = fields.mapping(value), {}, []
+        told, found = fields.mapping(value), {}
+        left_out: list[MessageRefused] = []
         for field, bound in fields.bounds(cls).items():
             if told.get(field) is None:
                 continue
 
-            def leave_out(error: OutOfBounds, field: str = field) -> None:
-                left_out.append(MessageRefused(
-                    f'report.{field}', f'{error.part}: {error}' if error.part else str(error)))
+            def leave_out(error: OutOfBounds, field: str = field,
+                          most: int = len(left_out) + MOST_NAMED) -> None:
+                # A report of lies alone would take fifty times its length.
+                if len(left_out) < most:
+                    left_out.append(MessageRefused(
+                        f'report.{field}', f'{error.part}: {error}' if error.part else str(error)))
 
             if isinstance(bound, Entries):
                 try:

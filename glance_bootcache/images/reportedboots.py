@@ -88,7 +88,8 @@ class ExpectedReports:
                 owner[:_LONGEST_NAME])][-_MOST_OF_ONE:])
             # Of many no report ever comes: servers go the stock way, or hosts are lost.
             while (oldest := next(iter(self._boots), None)) and (
-                    self._count > _MOST_BOOTS or self._boots[oldest][-1].until <= now):
+                    self._count > _MOST_BOOTS
+                    or all(boot.until <= now for boot in self._boots[oldest])):
                 self._pop(oldest, now)
 
     def _pop(self, key: tuple[str, str], now: float) -> list[ExpectedBoot]:

@@ -75,6 +75,8 @@ class Exporters:
         self._own: dict[Client, Exporter] = {}
         # Certificates whose hosts have asked since their exporter was looked at; steps are atomic.
         self._asked: set[str] = set()
+        # Those that are under way; of an exporter that hangs one outlasts its round.
+        self._looks: list[futures.Future[None]] = []
         for client in self._clients.all():
             self._exporter_of(client)
 
@@ -213,6 +215,7 @@ class Exporters:
 
         workers = futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-exporters')
         looks = [workers.submit(adopt, each) for each in self._due()]
+        self._looks = [look for look in (*self._looks, *looks) if not look.done()]
         # Nobody waits for one that hangs: it has its thread for up to a minute.
         workers.shutdown(wait=False)
         for look in futures.wait(looks, _ROUND_SECONDS).done:
@@ -418,8 +421,10 @@ class Exporters:
         :param manifests: all that there are.
         """
         readers = [self.common, *self._all_own()]
-        # What one serves that has not answered yet since this process runs is not known.
-        may_end = all(each.has_told for each in readers)
+        # What one serves that has not answered yet since this process runs is not known, nor what
+        # one is to serve again that was just ended.
+        may_end = all(each.has_told for each in readers) and all(
+            look.done() for look in self._looks)
         served = {export for each in readers for export in each.served}
         self._clones.keep((manifest for manifest in manifests
                            if not exporter.of_base(manifest).isdisjoint(served)), may_end)

@@ -10,12 +10,12 @@ FIELDS = {'what', 'database', 'nodes', 'images', 'hosts', 'calls_per_second', 'c
 
 
 def test_each_figure_is_measured(rabbit_node):
-    runs = bench.measured(rabbit_node, 'files', SIZE, measuring.PARTS)
+    runs = bench.measured(rabbit_node, 'sqlite', SIZE, measuring.PARTS)
     assert [(run['what'], run['images'], run['hosts']) for run in runs] == [
         ('plan_boot', 1, 4), ('register', 3, 20), ('plan_boot', 3, 4), ('storm', 3, 12),
         ('storm', 3, 12), *[('reports', 3, 10)] * 3]
     for run in runs:
-        assert set(run) >= FIELDS and (run['database'], run['nodes']) == ('files', 1)
+        assert set(run) >= FIELDS and (run['database'], run['nodes']) == ('sqlite', 1)
         assert run['calls_per_second'] > 0 and run['p99_seconds'] > 0 and run['cores'] > 0
         assert run['refused'] == run['unanswered'] == 0
     # Values that are measured are not the same twice.

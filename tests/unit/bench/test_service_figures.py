@@ -24,7 +24,7 @@ def made(count=100, seconds=2.0, service=1.0, broker=0.1, database=0.2, machine=
 
 
 def line(run, **more):
-    return figures.line('plan_boot', run, database='files', images=10, hosts=4, cpus=2, **more)
+    return figures.line('plan_boot', run, database='sqlite', images=10, hosts=4, cpus=2, **more)
 
 
 @pytest.mark.parametrize('work', [methods.Empty(9), methods.Boots(9, IMAGES),
@@ -64,7 +64,7 @@ def test_answers_are_counted_by_kind():
 def test_figures_are_of_what_was_used_meanwhile():
     found = line(made(refused=3, **{UNANSWERED: 2}))
     assert found | {'answers': None} == {
-        'what': 'plan_boot', 'database': 'files', 'nodes': 1, 'images': 10, 'hosts': 4,
+        'what': 'plan_boot', 'database': 'sqlite', 'nodes': 1, 'images': 10, 'hosts': 4,
         'calls': 105, 'calls_per_second': 52.5, 'cpu_ms_per_call': 9.524,
         'empty_call_cpu_ms': None, 'p99_seconds': 0.099,
         'cores': 0.5, 'database_cores': 0.1, 'broker_cores': 0.05, 'full': 'nothing',

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootcache.rpc.fields import MOST_IMAGES, OutOfBounds, plain
+from bootcache.rpc.fields import MOST_IMAGES, MOST_NAMED, OutOfBounds, plain
 from bootcache.rpc.report import (
     BaseRead,
     BasesRead,
@@ -89,6 +89,13 @@ def test_a_report_has_an_end():
         with pytest.raises(OutOfBounds, match='10001 entries are more than 10000') as refused:
             HostReport.read(part)
         assert refused.value.part in part
+
+
+def test_of_many_lies_in_a_report_some_are_told_of_each_field():
+    lies = [f'{number:x}' for number in range(MOST_IMAGES)]
+    report = HostReport.read({'images': dict.fromkeys(lies, HELD), 'needs': lies, 'rpc': 2.0})
+    assert left_out(report) == ['report.images'] * MOST_NAMED + ['report.needs'] * MOST_NAMED \
+        + ['report.rpc']
 
 
 anything = st.recursive(

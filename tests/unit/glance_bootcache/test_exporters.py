@@ -9,6 +9,7 @@ import contextlib
 import json
 import threading
 import time
+from concurrent import futures
 
 import pytest
 
@@ -256,3 +257,26 @@ def test_bases_are_open_that_any_exporter_serves(known, machine, monkeypatch):
     machine.running['exporter-20000'] = {BASE: 'node'}
     known.keep_open(manifests)
     assert kept[:2] == [([IMAGE], True), ([], True)] and not kept[2][1], 'it has not told yet'
+
+
+def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(
+        known, machine, monkeypatch):
+    """As where Ceph is slow to open it: the round does not wait for that."""
+    monkeypatch.setattr(exporters, '_ROUND_SECONDS', 0.5)
+    machine.credentials = {'exporter-20000': {'tls-earlier'}}
+    begun, may_end, goes_on = threading.Event(), [], threading.Event()
+    monkeypatch.setattr(known._clones, 'keep', lambda served, ends: may_end.append(ends))
+
+    def serve(_exports, _certificate):
+        begun.set()
+        assert goes_on.wait(60)
+
+    known.know('host-0', 'CN=host-0')
+    for _round in range(2):
+        known.start(serve)
+        assert begun.is_set()
+        known.keep_open([])
+    goes_on.set()
+    futures.wait(known._looks, 60)
+    known.keep_open([])
+    assert may_end == [False, False, True]

@@ -303,6 +303,19 @@ def test_hosts_are_known_of_which_reports_about_an_image_are_expected():
     assert reports.take(IMAGE, 'one') is None and reports.take(OTHER, 'one') is not None
 
 
+def test_one_that_is_put_back_is_expected_for_as_long_as_before():
+    """Also where another server of its host, which was asked earlier, never reports."""
+    clock = Clock()
+    reports = reportedboots.ExpectedReports(clock.monotonic)
+    reports.expect(IMAGE, 'host', 'lost', 60)
+    clock.sleep(30)
+    reports.expect(IMAGE, 'host', 'late', 60)
+    reports.put_back(IMAGE, 'host', reports.take(IMAGE, 'host', 'late'))
+    clock.sleep(40)
+    reports.expect(OTHER, 'host', 'server', 60)
+    assert reports.take(IMAGE, 'host', 'late') is not None
+
+
 def test_it_takes_as_long_to_expect_one_of_many_as_the_first():
     class Image(str):
         hashed = 0

@@ -1,5 +1,6 @@
 """What the storage service does by itself: each step whatever became of the others."""
 
+import dataclasses
 import logging
 import threading
 
@@ -100,6 +101,39 @@ def test_each_thread_reads_the_manifests_once_a_round(house, monkeypatch):
     house.upkeep._sweeps.postpone('')
     house.upkeep.once()
     assert len(read) == 2 and house.state(IMAGE) == 'ready'
+
+
+def test_a_base_that_came_while_all_were_served_again_is_kept_open(house, monkeypatch):
+    """An exporter that was started anew is told of thousands, each of which takes a while."""
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    kept, serve = [], house.tiers.serve
+
+    def serve_slowly(manifest, **named):
+        house.store.save(dataclasses.replace(manifest, image_id=OTHER))
+        serve(manifest, **named)
+
+    monkeypatch.setattr(house.exporter, 'start', lambda serve: True)
+    monkeypatch.setattr(house.tiers, 'serve', serve_slowly)
+    monkeypatch.setattr(house.exporter, 'keep_open', lambda manifests: kept.extend(
+        manifest.image_id for manifest in manifests))
+    house.upkeep._serve()
+    assert kept == [OTHER, IMAGE]
+
+
+def test_what_was_taken_back_while_exporters_were_asked_is_not_served(house, monkeypatch):
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    house.needs.note('compute-1', HostReport(needs=frozenset([IMAGE])))
+    # Also Ceph is asked in it, for seconds.
+    monkeypatch.setattr(house.exporter, 'keep_open', lambda manifests: house.store.change(
+        IMAGE, lambda known: known.making(cache_image=None)))
+    house.exporter.serving.clear()
+    house.upkeep._serve()
+    (_base, cache), = house.exporter.serving.values()
+    assert cache is None
 
 
 def test_manifests_that_could_not_be_read_are_read_by_the_next_step(house, monkeypatch):

@@ -12,6 +12,7 @@ from fakes_manager import SIZE
 
 from bootcache import exception
 from bootcache.exception import InvalidWorkingSet, MessageRefused
+from bootcache.rpc.fields import plain
 from bootcache.rpc.report import HeldImage, HostReport
 from bootcache.tier import Medium
 from glance_bootcache.hosts import holdings
@@ -139,6 +140,21 @@ def test_holdings_without_end_are_refused_and_the_ones_before_stay(later):
         later.endpoints.say('report_holdings', host='liar', report=many)
     assert [entry['host'] for entry in later.table.holders(IMAGE)] == ['liar']
     assert later.table._held == 1
+
+
+def test_what_cannot_be_in_a_report_is_counted_and_not_kept(later):
+    """A host's name is made up easily, and each report may have ten thousands of lies.
+
+    Needs are kept by who bounds them.
+    """
+    later.endpoints.say('report_holdings', host='liar', report={
+        'images': {IMAGE: plain(holding(IMAGE).images[IMAGE]), 'x' * 99: 0},
+        'needs': ['y' * 99, OTHER]})
+    assert later.rejected.counts() == {
+        ('report_holdings', 'report.images'): 1, ('report_holdings', 'report.needs'): 1}
+    kept = later.table._hosts['liar'].holdings
+    assert (kept.left_out, kept.needs, list(kept.images)) == ((), None, [IMAGE])
+    assert later.needs.hosts(OTHER) == ['liar']
 
 
 def test_names_that_one_sender_makes_up_push_no_host_out(later, caplog, monkeypatch):

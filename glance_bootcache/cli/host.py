@@ -80,8 +80,8 @@ class HostShow(Listing):
         told = answer['bases']
         if told is None:
             raise exception.BootcacheError(
-                f'host {parsed_args.host} does not tell how it reads bases: its driver is of an'
-                ' earlier version')
+                f'host {parsed_args.host} does not tell how it reads bases, or nothing that can be'
+                ' read; the log of glance-bootcache says what of its report is left out')
         self.nothing = f'host {parsed_args.host} reads no base'
         rows: list[tuple[Any, ...]] = [
             (base['image_id'], one_line(base['way']) or None, one_line(base['connector']) or None,

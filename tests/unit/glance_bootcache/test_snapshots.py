@@ -233,14 +233,25 @@ def test_each_store_is_swept(house):
     assert other.did == ['discard']
 
 
-def test_a_crash_dooms_what_was_begun_only(house):
+def test_a_crash_ends_what_was_begun_only(house):
     house.begin()
     house.records.put(Record(IMAGE, 'rbd', 'one', 'snapshot-x', Stage.FINISHED, time.time()))
     house.restart()
     house.jobs.once()
-    assert sorted(stage.value for stage in house.stages()) == ['doomed', 'finished']
+    assert sorted(stage.value for stage in house.stages()) == ['finished', 'withdrawn']
     house.jobs.once()
     assert house.stages() == [Stage.FINISHED] and house.sends.did.count('give_up') == 1
+
+
+def test_what_glance_has_stays_when_a_backup_of_the_database_says_that_it_was_begun(house):
+    """The backup is of a time at which it was being sent; it was finished since."""
+    house.begin()
+    house.restart()
+    house.standing = ImageStanding.HAS
+    for _round in range(2):
+        house.jobs.once()
+    assert house.stages() == [] and 'settled' in house.sends.did
+    assert 'give_up' not in house.sends.did
 
 
 def test_one_that_is_over_is_not_begun_anew_by_a_host_that_goes_on_with_it(house):

@@ -296,6 +296,27 @@ def test_what_is_begun_goes_also_if_the_disk_is_full_meanwhile(house, monkeypatc
     assert house.stages() == [] and 'give_up' in house.sends.did
 
 
+def test_what_was_finished_goes_at_once_also_while_the_database_is_away(house, monkeypatch):
+    """Glance's store has a file under the image's name, and takes none by stock Nova's way then."""
+    house.begin()
+
+    def refuse(self, record):
+        raise exception.DatabaseAway('the database is gone')
+
+    for name in 'put', 'drop':
+        monkeypatch.setattr(Records, name, refuse)
+    assert 'gone' in house.finish().refused
+    deadline = time.monotonic() + 20
+    while 'give_up' not in house.sends.did:
+        assert time.monotonic() < deadline, house.sends.did
+        time.sleep(0.01)
+    assert house.stages() == [Stage.BEGUN]
+    monkeypatch.undo()
+    for _round in range(2):
+        house.jobs.once()
+    assert house.stages() == []
+
+
 def test_what_cannot_be_removed_yet_is_tried_again(house):
     house.begin()
     house.sends.gone = False

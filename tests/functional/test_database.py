@@ -1,5 +1,6 @@
 """The storage service's tables on SQLite, MariaDB and PostgreSQL, and what happens without them."""
 
+import dataclasses
 import os
 import signal
 import sqlite3
@@ -19,7 +20,7 @@ from bootcache import exception
 from bootcache.rpc.report import HostReport
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import conf as db_conf
-from glance_bootcache.db import models, schema, start
+from glance_bootcache.db import engine, models, schema, start
 from glance_bootcache.db.engine import Database, upsert
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts.orders import Orders
@@ -277,6 +278,38 @@ def test_a_database_that_hangs_holds_nobody_up_for_good(mariadb, directory):
     until(lambda: not records.put(BEGUN), 'the end of it')
     assert Records(database).all() == [BEGUN]
     database.close()
+
+
+@pytest.mark.parametrize('kind', [MariaDB, PostgreSQL])
+def test_a_table_that_somebody_else_locks_holds_nobody_up_for_good(servers, kind, directory,
+                                                                   monkeypatch):
+    monkeypatch.setattr(engine, '_ANSWER_SECONDS', 2)
+    url = servers(kind).database() + '&read_timeout=2' * (kind is MariaDB)
+    database, other = (Database(configured(directory, url)) for _session in range(2))
+    schema.sync(database)
+    records, is_locked, is_over = Records(database), threading.Event(), threading.Event()
+
+    def lock(connection):
+        upsert(connection, models.SnapshotRow, [
+            {**dataclasses.asdict(BEGUN), 'stage': BEGUN.stage.value}])
+        is_locked.set()
+        assert is_over.wait(60)
+
+    locking = threading.Thread(target=other.write, args=(lock,))
+    locking.start()
+    assert is_locked.wait(60)
+    began = time.monotonic()
+    try:
+        with pytest.raises(exception.DatabaseAway):
+            records.put(BEGUN)
+    finally:
+        is_over.set()
+        locking.join()
+    assert time.monotonic() - began < 30 and records.all() == []
+    records.put(BEGUN)
+    assert Records(database).all() == [BEGUN]
+    database.close()
+    other.close()
 
 
 @pytest.mark.parametrize('kind', [MariaDB, PostgreSQL])

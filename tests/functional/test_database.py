@@ -166,7 +166,7 @@ def test_what_is_written_is_there_after_a_restart(database):
     records.drop(IMAGE)
     orders.settle('host', [])
     needs.note('host', HostReport(needs=frozenset([OTHER])))
-    needs.note('odd', {'needs': []})
+    needs.note('odd', HostReport(needs=frozenset()))
     uses.keep_only([])
     written(database, orders, needs, uses)
     orders, needs = Orders(database), ReportedNeeds(database)
@@ -181,7 +181,7 @@ def test_many_hosts_are_written_and_read(database):
     needs, uses = ReportedNeeds(database), LastUses(database)
     images = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1000)]
     for host in range(1200):
-        needs.note(f'host-{host}', {'needs': images[host % 900:][:10]})
+        needs.note(f'host-{host}', HostReport(needs=frozenset(images[host % 900:][:10])))
     for image in images:
         uses.record(image, 1.0)
     written(database, needs, uses)
@@ -240,7 +240,7 @@ def test_while_the_database_is_away_nothing_is_lost(mariadb, directory):
     records, orders = Records(database), Orders(database)
     needs, uses = ReportedNeeds(database), LastUses(database)
     orders.add(OTHER, ['host'])
-    needs.note('host', {'needs': [IMAGE]})
+    needs.note('host', HostReport(needs=frozenset([IMAGE])))
     records.put(BEGUN)
     written(database, orders, needs, uses)
     mariadb.stop()

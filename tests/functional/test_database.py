@@ -190,6 +190,19 @@ def test_many_hosts_are_written_and_read(database):
     assert LastUses(database)._last == uses._last
 
 
+def test_ids_of_hosts_do_not_end(database):
+    """MariaDB and PostgreSQL take one for each report that says something new."""
+    set_next = {'mysql': 'ALTER TABLE hosts AUTO_INCREMENT = 2147483647',
+                'postgresql': "SELECT setval('hosts_id_seq', 2147483646)"}
+    database.write(lambda connection: connection.exec_driver_sql(
+        set_next.get(connection.dialect.name, 'SELECT 1')))
+    needs = ReportedNeeds(database)
+    for host in range(5):
+        needs.note(f'host-{host}', HostReport(needs=frozenset([IMAGE])))
+        written(database, needs)
+    assert ReportedNeeds(database).hosts(IMAGE) == [f'host-{host}' for host in range(5)]
+
+
 @pytest.mark.parametrize('commits', [1, 4, 9])
 def test_a_killed_process_leaves_all_of_a_change_or_nothing(database, url, directory, commits):
     argv, options = command(CHANGING, directory, url)

@@ -10,6 +10,7 @@ down_revision = None
 
 _TABLE: dict[str, Any] = {'mysql_engine': 'InnoDB', 'mysql_charset': 'utf8mb4',
                           'mysql_collate': 'utf8mb4_bin'}
+_NUMBER = sa.BigInteger().with_variant(sa.Integer, 'sqlite')
 
 
 def upgrade() -> None:
@@ -21,13 +22,13 @@ def upgrade() -> None:
         **_TABLE)
     op.create_table(
         'hosts',
-        sa.Column('id', sa.Integer, primary_key=True),
+        sa.Column('id', _NUMBER, primary_key=True),
         sa.Column('name', sa.String(255), nullable=False, unique=True),
         sa.Column('needs', sa.String(16), nullable=False),
         **_TABLE)
     op.create_table(
         'host_images',
-        sa.Column('host_id', sa.Integer,
+        sa.Column('host_id', _NUMBER,
                   sa.ForeignKey('hosts.id', name='fk_host_images_host_id', ondelete='CASCADE'),
                   primary_key=True),
         sa.Column('image_id', sa.String(36), primary_key=True),

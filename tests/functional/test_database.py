@@ -127,6 +127,13 @@ def test_migrations_end_in_the_models(database):
     assert schema.version(database) == schema.wanted()
     schema.sync(database)
     schema.check(database)
+    # A run that was cut off, after a table or before its index: MariaDB has what was made.
+    database.write(lambda connection: [connection.exec_driver_sql(sql) for sql in (
+        'DROP TABLE snapshots', 'DROP TABLE orders', 'DELETE FROM alembic_version',
+        'DROP INDEX ix_host_images_image_id' + (
+            ' ON host_images' if connection.dialect.name == 'mysql' else ''))])
+    schema.sync(database)
+    assert database.read(differences) == []
 
 
 def test_without_tables_or_with_those_of_a_later_release(url, directory):

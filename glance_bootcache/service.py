@@ -100,14 +100,25 @@ class StorageService:
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         store.sweep_forgotten()
         exporter = Exporters(conf, store.state_path('clients.json'))
-        exporter.start(lambda exports, certificate: serving.serve_again(
-            store.manifests(), exports, lambda manifest: exporter.ensure(
-                manifest, store.cache_path(manifest), (certificate,))))
+
+        def start_exporter() -> bool:
+            return exporter.start(lambda exports, certificate: serving.serve_again(
+                store.manifests(), exports, lambda manifest: exporter.ensure(
+                    manifest, store.cache_path(manifest), (certificate,))))
+
+        def serve() -> None:
+            # What is in memory is known later; an exporter that serves from there goes on.
+            serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
+                manifest, store.cache_path(manifest)))
+
+        def keep_serving() -> None:
+            if start_exporter():
+                serve()
+
+        start_exporter()
         cacheimage.end_left_over()
-        # What is in memory is known later; an exporter that serves from there goes on.
-        serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
-            manifest, store.cache_path(manifest)))
-        database = start.wait_for(conf)
+        serve()
+        database = start.wait_for(conf, keep_serving)
         needs = ReportedNeeds(database)
         if conf[bootcache_conf.GROUP].export_ports:
             serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(

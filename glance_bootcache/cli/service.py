@@ -1,5 +1,6 @@
 """``glance-bootcache``: reads the configuration and runs the storage service."""
 
+import faulthandler
 import fcntl
 import logging as stdlib_logging
 import os
@@ -91,7 +92,8 @@ def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.alarm(_STOP_SECONDS)
+        # No signal: the first process of a container is not ended by its own alarm.
+        faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True)
         systemd.notify('STOPPING=1')
         service.stop()
 

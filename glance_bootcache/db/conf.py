@@ -14,7 +14,8 @@ FILE = 'bootcache.sqlite'
 ENGINE = ('mysql_sql_mode', 'mysql_wsrep_sync_wait', 'connection_recycle_time', 'max_pool_size',
           'max_overflow', 'pool_timeout', 'connection_parameters')
 _CONNECTION = f"""
-The storage service's database, as SQLAlchemy has it.
+The storage service's database, as SQLAlchemy has it. No other storage service
+may have the same.
 
 Possible values:
 

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import re
+import select
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -38,12 +39,13 @@ Row = Mapping[str, Any]
 _SHARED = re.compile(r'nfs\d*|ceph|cifs|smb\d*|glusterfs|gfs2|ocfs2|lustre|9p|virtiofs|fuse\..+')
 # Given to a driver unless the URL says otherwise: a call to a server that hangs has an end.
 _TIMEOUTS = {'pymysql': {'connect_timeout': '10', 'read_timeout': '30', 'write_timeout': '30'},
-             'psycopg2': {'connect_timeout': '10', 'tcp_user_timeout': '30000'},
              'pysqlite': {'timeout': '30'}}
 _REFUSED = re.compile(r'\((1044|1045|1049|1142|1698),|authentication failed|no pg_hba\.conf entry'
                       r'|(database|role) "[^"]*" does not exist|permission denied')
 _DAMAGED = re.compile(r'disk image is malformed|file is not a database')
 _ERRORS = (db_exception.DBError, sa_exception.SQLAlchemyError, OSError)
+# Of PostgreSQL; MariaDB's and SQLite's are above.
+_ANSWER_SECONDS = 30
 _MOST_RETRIES, _RETRY_SECONDS = 5, 0.1
 
 
@@ -81,6 +83,8 @@ class Database:
                 ' option') from None
         if self.file is not None:
             sa.event.listen(self._engine, 'connect', _set_up_sqlite)
+        if self._engine.driver == 'psycopg2':
+            _bound_psycopg2(self._engine.dialect.loaded_dbapi)
 
     def __str__(self) -> str:
         return self._told
@@ -230,6 +234,21 @@ def _check_place(file: str) -> None:
             f'[{db_conf.GROUP}]connection: SQLite\'s file {file} is on a shared file system'
             f' ({kind}), where its write-ahead log does not work; put [bootcache]state_dir on a'
             ' disk of this machine, or name a MariaDB in the option')
+
+
+def _bound_psycopg2(driver: Any) -> None:
+    """Have what a server does not answer end: libpq itself waits without end."""
+    extensions = driver.extensions
+    wanted = {extensions.POLL_READ: select.POLLIN, extensions.POLL_WRITE: select.POLLOUT}
+
+    def wait(connection: Any) -> None:
+        while (state := connection.poll()) != extensions.POLL_OK:
+            poll = select.poll()
+            poll.register(connection.fileno(), wanted[state])
+            if not poll.poll(_ANSWER_SECONDS * 1000):
+                raise driver.OperationalError(f'no answer within {_ANSWER_SECONDS} s')
+
+    extensions.set_wait_callback(wait)
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:

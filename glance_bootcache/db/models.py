@@ -10,6 +10,8 @@ from sqlalchemy import orm
 _TABLE = {'mysql_engine': 'InnoDB', 'mysql_charset': 'utf8mb4', 'mysql_collate': 'utf8mb4_bin'}
 _UUID = sa.String(36)
 _NAME = sa.String(255)
+# A statement that may insert a row takes a number also where the row is there. SQLite's have 64 bits.
+_NUMBER = sa.BigInteger().with_variant(sa.Integer, 'sqlite')
 
 
 class Model(orm.DeclarativeBase):
@@ -34,7 +36,7 @@ class HostRow(Model):
 
     __tablename__ = 'hosts'
 
-    id = orm.mapped_column(sa.Integer, primary_key=True, doc='number of the row')
+    id = orm.mapped_column(_NUMBER, primary_key=True, doc='number of the row')
     name = orm.mapped_column(_NAME, nullable=False, unique=True,
                              doc='name of the host, as it reports')
     needs = orm.mapped_column(
@@ -50,7 +52,7 @@ class HostImageRow(Model):
     __table_args__ = (sa.Index('ix_host_images_image_id', 'image_id'), _TABLE)
 
     host_id = orm.mapped_column(
-        sa.Integer, sa.ForeignKey('hosts.id', name='fk_host_images_host_id', ondelete='CASCADE'),
+        _NUMBER, sa.ForeignKey('hosts.id', name='fk_host_images_host_id', ondelete='CASCADE'),
         primary_key=True, doc='row of the host in hosts')
     image_id = orm.mapped_column(_UUID, primary_key=True, doc='id of the image')
 

@@ -39,7 +39,8 @@ def version(database: Database) -> str | None:
 def sync(database: Database) -> None:
     """Make the tables, or upgrade them to the version that this release needs.
 
-    SQLite and PostgreSQL have all of an upgrade or nothing; with MariaDB each table is a step.
+    SQLite and PostgreSQL have all of an upgrade or nothing; with MariaDB each table is a step, and
+    a run that was cut off is gone on with.
 
     :raises DatabaseUnusable: if they are of a later release.
     :raises DatabaseAway: if the database does not answer, or cannot be written.

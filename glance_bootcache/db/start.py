@@ -1,11 +1,12 @@
 """The database at the start of the storage service: it is waited for, and has its tables."""
 
 import time
+from collections.abc import Callable
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache.exception import DatabaseAway, DatabaseUnusable
+from bootcache.exception import BootcacheError, DatabaseAway, DatabaseUnusable
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
@@ -15,9 +16,10 @@ LOG = logging.getLogger(__name__)
 _AGAIN_SECONDS = 5.0
 
 
-def wait_for(conf: cfg.ConfigOpts) -> Database:
+def wait_for(conf: cfg.ConfigOpts, keep_serving: Callable[[], None] = lambda: None) -> Database:
     """Return the database, when it answers and has the tables that this release needs.
 
+    :param keep_serving: is called again and again meanwhile; its errors are logged.
     :raises ConfigurationError: if the option cannot be used.
     :raises DatabaseUnusable: if somebody has to act; the message has the cure.
     """
@@ -33,5 +35,10 @@ def wait_for(conf: cfg.ConfigOpts) -> Database:
         except DatabaseUnusable:
             raise
         except DatabaseAway as error:
-            throttle.warning('', '%s; bases are served, and all else waits for it', error)
+            throttle.warning('', '%s; exporters that run serve, and all else waits for it', error)
         time.sleep(_AGAIN_SECONDS)
+        try:
+            keep_serving()
+            throttle.recovered('exporter', 'bases are served again')
+        except (BootcacheError, OSError) as error:
+            throttle.warning('exporter', 'bases are not served: %s', error)

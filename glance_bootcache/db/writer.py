@@ -86,5 +86,6 @@ class Writer:
             self._throttle.recovered('', 'what hosts report can be written again')
         except BootcacheError as error:
             self._throttle.warning('', 'what hosts report is not written yet: %s', error)
-        except Exception:
-            LOG.exception('what hosts report cannot be written')
+        except Exception as error:
+            if self._throttle.is_new('', repr(error)):
+                LOG.exception('what hosts report cannot be written')

@@ -32,8 +32,9 @@ _MOST_NAMED = 1_000_000
 _FORGET_SECONDS = 86400
 # Of a query.
 _MOST_NAMES = 500
-# Hosts of a transaction: 50 images of each take SQLite a second, for which no other can write.
-_MOST_WRITTEN = 300
+# Rows of a transaction, beside those of its last host: they take SQLite a second, for which no other
+# can write.
+_MOST_WRITTEN = 15_000
 
 
 class Needs(enum.Enum):
@@ -91,8 +92,8 @@ class ReportedNeeds:
         self._named = 0
         # Rows as they are in the database. One that was to be written and maybe was is left out.
         self._rows = database.read(_read)
-        # Hosts of which the rows are others.
-        self._changed: set[str] = set()
+        # Hosts of which the rows are others, the one that waits for longest first.
+        self._changed: dict[str, None] = {}
         for name, row in self._rows.items():
             self._hosts[name] = _Host(clock(), _NONE)
             self._set_row(name, row)
@@ -114,7 +115,7 @@ class ReportedNeeds:
                 if len(self._hosts) >= MOST_HOSTS:
                     self._make_room(now)
                 self._hosts[name] = _Host(now, _NONE)
-                self._changed.add(name)
+                self._changed[name] = None
             self._set_row(name, _Row(Needs.UNREADABLE) if report.needs is None
                           else _Row(Needs.NAMED, report.needs))
             self._bound()
@@ -125,7 +126,7 @@ class ReportedNeeds:
         was, host.row = host.row, row
         if was == row:
             return
-        self._changed.add(name)
+        self._changed[name] = None
         for image_id in was.images - row.images:
             hosts = self._by_image[image_id]
             hosts.discard(name)
@@ -139,7 +140,7 @@ class ReportedNeeds:
     def _forget(self, name: str) -> None:
         """Forget a host; under the lock."""
         self._set_row(name, _NONE)
-        self._changed.add(name)
+        self._changed[name] = None
         del self._hosts[name]
 
     def _make_room(self, now: float) -> None:
@@ -199,10 +200,16 @@ class ReportedNeeds:
         with self._lock:
             if not self._changed:
                 return None
-            names = list(itertools.islice(self._changed, None if at_once else _MOST_WRITTEN))
-            rows = {name: self._hosts[name].row if name in self._hosts else None for name in names}
+            rows: dict[str, _Row | None] = {}
             # Until it is known to be written each of them may be either.
-            were = {name: self._rows.pop(name, None) for name in names}
+            were: dict[str, _Row | None] = {}
+            count = 0
+            for name in self._changed:
+                if count >= _MOST_WRITTEN and not at_once:
+                    break
+                rows[name] = row = self._hosts[name].row if name in self._hosts else None
+                were[name] = was = self._rows.pop(name, None)
+                count += 1 + len((row or _NONE).images ^ (was or _NONE).images)
 
         def written() -> None:
             with self._lock:
@@ -210,7 +217,7 @@ class ReportedNeeds:
                     if row is not None:
                         self._rows[name] = row
                     if row == (self._hosts[name].row if name in self._hosts else None):
-                        self._changed.discard(name)
+                        self._changed.pop(name, None)
 
         return RowChanges(lambda connection: _write(connection, rows, were), written)
 

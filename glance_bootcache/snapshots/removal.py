@@ -131,10 +131,9 @@ class Removal:
             self.remove(record)
         elif record.stage in (Stage.BEGUN, Stage.UPLOADING):
             if not goes_on(record.snapshot_id):
-                # Of an earlier process; or the disk was full when that was to be written.
-                self._records.put(dataclasses.replace(
-                    record, stage=Stage.DOOMED if record.stage is Stage.BEGUN
-                    else Stage.WITHDRAWN))
+                # Of an earlier process; or the database was away when that was to be written.
+                # Glance may have also what was only begun, where the database is a backup.
+                self._records.put(dataclasses.replace(record, stage=Stage.WITHDRAWN))
         elif record.stage is Stage.FINISHED:
             store = self._sending.stores.get(record.store)
             standing = ImageStanding.TAKING if store is None \

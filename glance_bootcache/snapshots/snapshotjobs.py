@@ -7,6 +7,7 @@ waits. What was under way when the service ended is removed at its next start; t
 nobody knows of it, and goes stock Nova's way.
 """
 
+import contextlib
 import dataclasses
 import enum
 import hmac
@@ -80,6 +81,10 @@ class _Job:
     store: SnapshotStore | None = None
     # Of the file that is uploaded.
     path: str = ''
+
+
+def _record(job: _Job, store: SnapshotStore, stage: Stage) -> Record:
+    return Record(job.snapshot_id, store.name, job.host, job.export, stage, time.time())
 
 
 class SnapshotJobs:
@@ -265,11 +270,9 @@ class SnapshotJobs:
         if job.step is not step or self._stopping.is_set():
             raise exception.Cancelled(f'it was given up ({step.value})')
 
-    def _put(self, job: _Job, store: SnapshotStore, stage: Stage) -> Record:
+    def _put(self, job: _Job, store: SnapshotStore, stage: Stage) -> None:
         job.store = store
-        record = Record(job.snapshot_id, store.name, job.host, job.export, stage, time.time())
-        self._records.put(record)
-        return record
+        self._records.put(_record(job, store, stage))
 
     def _moved(self, job: _Job, was: _Step, step: _Step, told: SnapshotProgress) -> None:
         with self._lock:
@@ -294,8 +297,12 @@ class SnapshotJobs:
             # Something of it may have come after it was removed.
             is_told = record is not None and record.stage in (Stage.FINISHED, Stage.UPLOADING,
                                                               Stage.WITHDRAWN)
-            self._removal.remove(self._put(
-                job, job.store, Stage.WITHDRAWN if is_told else Stage.DOOMED))
+            doomed = _record(job, job.store, Stage.WITHDRAWN if is_told else Stage.DOOMED)
+            # Stock Nova's way has no place in Glance's store before it is gone, and the record of
+            # before has what is left removed as well.
+            with contextlib.suppress(exception.DatabaseAway):
+                self._records.put(doomed)
+            self._removal.remove(doomed)
         except Exception as error:
             LOG.warning('snapshot %s cannot be removed yet: %s', job.snapshot_id, away.told(error))
 

@@ -89,6 +89,9 @@ def test_each_unit_has_rules_that_know_its_program_and_its_folders(unit):
         else name[0], profiles[0])
     assert any(aaglob(pattern, program) for pattern in re.findall(
         r'^  (/\S+) \w*[mx]\w*(?: -> \S+)?,$', profile, re.M)), program
+    if 'Type=notify' in text:
+        assert '\n  /run/systemd/notify w,\n' in profile, 'systemd waits for it'
+        assert 'allow bootcache_t init_t:unix_dgram_socket sendto;' in MODULE.read_text()
     for kind, place in (('Runtime', '/run'), ('State', '/var/lib')):
         for name in re.findall(rf'^{kind}Directory=(\S+)$', text, re.M):
             assert re.search(rf'^  owner {place}/{name}/{{,\*\*}} rw', profile, re.M), name

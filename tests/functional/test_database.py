@@ -1,5 +1,6 @@
 """The storage service's tables on SQLite, MariaDB and PostgreSQL, and what happens without them."""
 
+import dataclasses
 import os
 import signal
 import sqlite3
@@ -19,7 +20,7 @@ from bootcache import exception
 from bootcache.rpc.report import HostReport
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import conf as db_conf
-from glance_bootcache.db import models, schema, start
+from glance_bootcache.db import engine, models, schema, start
 from glance_bootcache.db.engine import Database, upsert
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts.orders import Orders
@@ -126,6 +127,13 @@ def test_migrations_end_in_the_models(database):
     assert schema.version(database) == schema.wanted()
     schema.sync(database)
     schema.check(database)
+    # A run that was cut off, after a table or before its index: MariaDB has what was made.
+    database.write(lambda connection: [connection.exec_driver_sql(sql) for sql in (
+        'DROP TABLE snapshots', 'DROP TABLE orders', 'DELETE FROM alembic_version',
+        'DROP INDEX ix_host_images_image_id' + (
+            ' ON host_images' if connection.dialect.name == 'mysql' else ''))])
+    schema.sync(database)
+    assert database.read(differences) == []
 
 
 def test_without_tables_or_with_those_of_a_later_release(url, directory):
@@ -165,7 +173,7 @@ def test_what_is_written_is_there_after_a_restart(database):
     records.drop(IMAGE)
     orders.settle('host', [])
     needs.note('host', HostReport(needs=frozenset([OTHER])))
-    needs.note('odd', {'needs': []})
+    needs.note('odd', HostReport(needs=frozenset()))
     uses.keep_only([])
     written(database, orders, needs, uses)
     orders, needs = Orders(database), ReportedNeeds(database)
@@ -180,13 +188,26 @@ def test_many_hosts_are_written_and_read(database):
     needs, uses = ReportedNeeds(database), LastUses(database)
     images = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1000)]
     for host in range(1200):
-        needs.note(f'host-{host}', {'needs': images[host % 900:][:10]})
+        needs.note(f'host-{host}', HostReport(needs=frozenset(images[host % 900:][:10])))
     for image in images:
         uses.record(image, 1.0)
     written(database, needs, uses)
     again = ReportedNeeds(database)
     assert [again.hosts(image) for image in images] == [needs.hosts(image) for image in images]
     assert LastUses(database)._last == uses._last
+
+
+def test_ids_of_hosts_do_not_end(database):
+    """MariaDB and PostgreSQL take one for each report that says something new."""
+    set_next = {'mysql': 'ALTER TABLE hosts AUTO_INCREMENT = 2147483647',
+                'postgresql': "SELECT setval('hosts_id_seq', 2147483646)"}
+    database.write(lambda connection: connection.exec_driver_sql(
+        set_next.get(connection.dialect.name, 'SELECT 1')))
+    needs = ReportedNeeds(database)
+    for host in range(5):
+        needs.note(f'host-{host}', HostReport(needs=frozenset([IMAGE])))
+        written(database, needs)
+    assert ReportedNeeds(database).hosts(IMAGE) == [f'host-{host}' for host in range(5)]
 
 
 @pytest.mark.parametrize('commits', [1, 4, 9])
@@ -239,7 +260,7 @@ def test_while_the_database_is_away_nothing_is_lost(mariadb, directory):
     records, orders = Records(database), Orders(database)
     needs, uses = ReportedNeeds(database), LastUses(database)
     orders.add(OTHER, ['host'])
-    needs.note('host', {'needs': [IMAGE]})
+    needs.note('host', HostReport(needs=frozenset([IMAGE])))
     records.put(BEGUN)
     written(database, orders, needs, uses)
     mariadb.stop()
@@ -277,6 +298,38 @@ def test_a_database_that_hangs_holds_nobody_up_for_good(mariadb, directory):
     until(lambda: not records.put(BEGUN), 'the end of it')
     assert Records(database).all() == [BEGUN]
     database.close()
+
+
+@pytest.mark.parametrize('kind', [MariaDB, PostgreSQL])
+def test_a_table_that_somebody_else_locks_holds_nobody_up_for_good(servers, kind, directory,
+                                                                   monkeypatch):
+    monkeypatch.setattr(engine, '_ANSWER_SECONDS', 2)
+    url = servers(kind).database() + '&read_timeout=2' * (kind is MariaDB)
+    database, other = (Database(configured(directory, url)) for _session in range(2))
+    schema.sync(database)
+    records, is_locked, is_over = Records(database), threading.Event(), threading.Event()
+
+    def lock(connection):
+        upsert(connection, models.SnapshotRow, [
+            {**dataclasses.asdict(BEGUN), 'stage': BEGUN.stage.value}])
+        is_locked.set()
+        assert is_over.wait(60)
+
+    locking = threading.Thread(target=other.write, args=(lock,))
+    locking.start()
+    assert is_locked.wait(60)
+    began = time.monotonic()
+    try:
+        with pytest.raises(exception.DatabaseAway):
+            records.put(BEGUN)
+    finally:
+        is_over.set()
+        locking.join()
+    assert time.monotonic() - began < 30 and records.all() == []
+    records.put(BEGUN)
+    assert Records(database).all() == [BEGUN]
+    database.close()
+    other.close()
 
 
 @pytest.mark.parametrize('kind', [MariaDB, PostgreSQL])

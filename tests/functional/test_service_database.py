@@ -1,8 +1,10 @@
 """``glance-bootcache`` as a process of its own, and its database: made, waited for, or refused."""
 
+import contextlib
 import os
 import signal
 
+import nbd
 import pytest
 from databases import MariaDB
 from functional_tools import free_port, until
@@ -32,6 +34,11 @@ def mariadb():
 def base(directory):
     """A base that servers read."""
     return known_base(directory)
+
+
+def is_served(port, base):
+    with contextlib.suppress(nbd.Error):
+        return served(port, base) == CONTENT
 
 
 def ended(process):
@@ -69,6 +76,10 @@ def test_a_database_that_is_away_is_waited_for_while_bases_are_served(
     until(lambda: any('waits for it' in line for line in lines(directory)), 'the waiting')
     assert 'secret' not in ''.join(lines(directory))
     assert served(port, base) == CONTENT and not serves(directory)
+    with open(f'{directory}/run/exporter.pid') as stream:
+        os.kill(int(stream.read()), signal.SIGKILL)
+    until(lambda: is_served(port, base), 'another exporter')
+    assert not serves(directory)
     mariadb.start()
     until(lambda: serves(directory), 'the service')
     process.send_signal(signal.SIGTERM)

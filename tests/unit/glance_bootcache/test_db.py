@@ -125,3 +125,13 @@ def test_a_writer_that_cannot_write_says_so_and_that_it_is_over(database, caplog
     writer._try_to_write()
     assert 'can be written again' in caplog.text
     assert ReportedNeeds(database).hosts(IMAGE) == ['one']
+
+
+def test_an_error_of_our_own_is_told_once_and_not_each_second(database, caplog):
+    def fails(at_once):
+        raise KeyError('a bug')
+
+    writer = Writer(database, [fails])
+    for _second in range(3):
+        writer._try_to_write()
+    assert caplog.text.count('Traceback') == 1

@@ -108,6 +108,21 @@ def test_a_second_sigterm_does_not_cut_its_stop_short_and_a_second_sigint_does(r
     assert process.end() == (-signal.SIGINT, '')
 
 
+@pytest.mark.parametrize('before', [[], ['unshare', '--pid', '--fork', '--kill-child=KILL']],
+                         ids=['by systemd', 'first of a container'])
+def test_a_stop_that_hangs_has_an_end(tmp_path, before):
+    """The first process of a container is ended by no signal that it has no handler for."""
+    if before and subprocess.run([*before, 'true'], capture_output=True, check=False).returncode:
+        pytest.skip('no namespace can be made')
+    works = WORKS.replace('sys.exit(cli', 'cli._STOP_SECONDS = 1\nsys.exit(cli').replace(
+        "say('serves')", 'os.kill(os.getpid(), 15)')
+    done = subprocess.run(
+        [*before, sys.executable, '-W', 'ignore', '-c', works, 'hangs', str(tmp_path / 'state')],
+        capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, 'starts\nstops\n')
+    assert 'in stop' in done.stderr, 'where it hangs'
+
+
 def test_what_keeps_it_from_serving_ends_it(run):
     assert run('fails').end() == (1, 'stops\n')
 

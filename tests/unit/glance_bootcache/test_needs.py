@@ -140,7 +140,8 @@ def test_what_changes_is_written_and_nothing_else(known, database):
 
 def test_a_cloud_that_reports_for_the_first_time_holds_up_no_other_writer(known, database,
                                                                          monkeypatch):
-    monkeypatch.setattr(reportedneeds, '_MOST_WRITTEN', 2)
+    # A row of the host, and another of its image.
+    monkeypatch.setattr(reportedneeds, '_MOST_WRITTEN', 4)
     for number in range(5):
         known.note(f'host-{number}', report(IMAGE))
     writer, found = Writer(database, [known.changes]), []
@@ -148,6 +149,22 @@ def test_a_cloud_that_reports_for_the_first_time_holds_up_no_other_writer(known,
         writer.write()
         found.append(len(ReportedNeeds(database).hosts(IMAGE)))
     assert found == [2, 4, 5, 5]
+
+
+def test_a_host_that_names_more_each_time_keeps_no_other_from_being_written(known, database,
+                                                                            monkeypatch):
+    """In the names of several hosts: all that it names would be one transaction, for minutes."""
+    monkeypatch.setattr(reportedneeds, '_MOST_WRITTEN', 4)
+    writer, found = Writer(database, [known.changes]), []
+    known.note('liar-0', report())
+    for second in range(5):
+        for name in 'liar-0', 'liar-1':
+            known.note(name, report(*(f'{second}{number}5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+                                      for number in range(9))))
+        known.note('one', report(IMAGE))
+        writer.write()
+        found.append(ReportedNeeds(database).hosts(IMAGE))
+    assert found == [[], [], ['one'], ['one'], ['one']]
 
 
 def test_what_was_maybe_written_is_written_as_a_whole(known, restarted, database):

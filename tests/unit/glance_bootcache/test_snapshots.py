@@ -233,14 +233,25 @@ def test_each_store_is_swept(house):
     assert other.did == ['discard']
 
 
-def test_a_crash_dooms_what_was_begun_only(house):
+def test_a_crash_ends_what_was_begun_only(house):
     house.begin()
     house.records.put(Record(IMAGE, 'rbd', 'one', 'snapshot-x', Stage.FINISHED, time.time()))
     house.restart()
     house.jobs.once()
-    assert sorted(stage.value for stage in house.stages()) == ['doomed', 'finished']
+    assert sorted(stage.value for stage in house.stages()) == ['finished', 'withdrawn']
     house.jobs.once()
     assert house.stages() == [Stage.FINISHED] and house.sends.did.count('give_up') == 1
+
+
+def test_what_glance_has_stays_when_a_backup_of_the_database_says_that_it_was_begun(house):
+    """The backup is of a time at which it was being sent; it was finished since."""
+    house.begin()
+    house.restart()
+    house.standing = ImageStanding.HAS
+    for _round in range(2):
+        house.jobs.once()
+    assert house.stages() == [] and 'settled' in house.sends.did
+    assert 'give_up' not in house.sends.did
 
 
 def test_one_that_is_over_is_not_begun_anew_by_a_host_that_goes_on_with_it(house):
@@ -283,6 +294,27 @@ def test_what_is_begun_goes_also_if_the_disk_is_full_meanwhile(house, monkeypatc
         house.seconds += 1000
         house.jobs.once()
     assert house.stages() == [] and 'give_up' in house.sends.did
+
+
+def test_what_was_finished_goes_at_once_also_while_the_database_is_away(house, monkeypatch):
+    """Glance's store has a file under the image's name, and takes none by stock Nova's way then."""
+    house.begin()
+
+    def refuse(self, record):
+        raise exception.DatabaseAway('the database is gone')
+
+    for name in 'put', 'drop':
+        monkeypatch.setattr(Records, name, refuse)
+    assert 'gone' in house.finish().refused
+    deadline = time.monotonic() + 20
+    while 'give_up' not in house.sends.did:
+        assert time.monotonic() < deadline, house.sends.did
+        time.sleep(0.01)
+    assert house.stages() == [Stage.BEGUN]
+    monkeypatch.undo()
+    for _round in range(2):
+        house.jobs.once()
+    assert house.stages() == []
 
 
 def test_what_cannot_be_removed_yet_is_tried_again(house):

@@ -8,8 +8,10 @@ from alembic import op
 revision = '0001'
 down_revision = None
 
-_TABLE: dict[str, Any] = {'mysql_engine': 'InnoDB', 'mysql_charset': 'utf8mb4',
-                          'mysql_collate': 'utf8mb4_bin'}
+# MariaDB has a part of it where a run was cut off.
+_TABLE: dict[str, Any] = {'if_not_exists': True, 'mysql_engine': 'InnoDB',
+                          'mysql_charset': 'utf8mb4', 'mysql_collate': 'utf8mb4_bin'}
+_NUMBER = sa.BigInteger().with_variant(sa.Integer, 'sqlite')
 
 
 def upgrade() -> None:
@@ -21,18 +23,19 @@ def upgrade() -> None:
         **_TABLE)
     op.create_table(
         'hosts',
-        sa.Column('id', sa.Integer, primary_key=True),
+        sa.Column('id', _NUMBER, primary_key=True),
         sa.Column('name', sa.String(255), nullable=False, unique=True),
         sa.Column('needs', sa.String(16), nullable=False),
         **_TABLE)
     op.create_table(
         'host_images',
-        sa.Column('host_id', sa.Integer,
+        sa.Column('host_id', _NUMBER,
                   sa.ForeignKey('hosts.id', name='fk_host_images_host_id', ondelete='CASCADE'),
                   primary_key=True),
         sa.Column('image_id', sa.String(36), primary_key=True),
-        sa.Index('ix_host_images_image_id', 'image_id'),
         **_TABLE)
+    if not sa.inspect(op.get_bind()).get_indexes('host_images'):
+        op.create_index('ix_host_images_image_id', 'host_images', ['image_id'])
     op.create_table(
         'orders',
         sa.Column('host', sa.String(255), primary_key=True),

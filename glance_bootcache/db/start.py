@@ -24,6 +24,7 @@ def wait_for(conf: cfg.ConfigOpts, keep_serving: Callable[[], None] = lambda: No
     :raises DatabaseUnusable: if somebody has to act; the message has the cure.
     """
     database, throttle = Database(conf), LogThrottle(LOG)
+    database.check_writable()
     while True:
         try:
             if database.is_default:

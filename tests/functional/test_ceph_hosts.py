@@ -278,12 +278,12 @@ def test_a_clone_that_is_half_made(ceph_hosts, node, glance_store, directory):
 
 def test_what_nobody_reads_any_more_is_closed_and_removed(ceph_hosts, node, glance_store, directory,
                                                           monkeypatch):
+    monkeypatch.setattr(hostclones, '_SWEEP_SECONDS', 0)
     host = ceph_hosts()
     booted(host, node, directory)
     host.upkeep.connect_bases()
     assert host.gateway.remove_base(node.image_id)
-    for module, name in ((hostclones, '_FRESH_SECONDS'), (hostclones, '_SWEEP_SECONDS')):
-        monkeypatch.setattr(module, name, 0)
+    monkeypatch.setattr(hostclones, '_FRESH_SECONDS', 0)
     host.upkeep.connect_bases()
     name, = own_clones(glance_store)
     # A crash may leave half of one.
@@ -300,13 +300,13 @@ def test_what_nobody_reads_any_more_is_closed_and_removed(ceph_hosts, node, glan
 
 
 def test_it_is_switched_off(ceph_hosts, node, glance_store, directory, monkeypatch):
+    monkeypatch.setattr(hostclones, '_SWEEP_SECONDS', 0)
     host = ceph_hosts()
     booted(host, node, directory)
     later = ceph_hosts(base_access='exporter')
     later.upkeep.connect_bases()
     assert not is_direct(later, node) and whole(later, node) == node.content
     assert not readers_in_ceph(later)
-    monkeypatch.setattr(hostclones, '_SWEEP_SECONDS', 0)
 
     def is_gone():
         later.upkeep.connect_bases()

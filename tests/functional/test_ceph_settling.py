@@ -89,12 +89,12 @@ def test_a_base_is_completed_from_ceph(ceph_hosts, node, bases, stored, director
 def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, stored, directory,
                                                       glance_store, monkeypatch, caplog):
     """It is open, and no clone of those that go, as long as it is copied."""
+    monkeypatch.setattr(hostclones, '_SWEEP_SECONDS', 0)
     host = ceph_hosts()
     booted(host, node, directory)
     assert host.gateway.remove_base(node.image_id)
-    for module, name in ((hostclones, '_FRESH_SECONDS'), (hostclones, '_SWEEP_SECONDS'),
-                         (connectors, '_FRESH_SECONDS')):
-        monkeypatch.setattr(module, name, 0)
+    for module in hostclones, connectors:
+        monkeypatch.setattr(module, '_FRESH_SECONDS', 0)
     stored['server'] = ['127.0.0.1', 1]
     made, seen = bases(host, rate=4 * MIB), []
     thread = threading.Thread(target=lambda: seen.append(completed(host, made, node)))

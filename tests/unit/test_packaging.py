@@ -179,8 +179,8 @@ OPTIONS = re.findall(r'^ +(?:# )?(\w+) = ', ''.join(
 def test_every_option_that_is_set_is_unset_when_it_is_taken_out():
     assert {'weight_classes', 'available_filters', 'enabled_filters', 'compute_driver', 'topics',
             'image_import_plugins', 'non_inheritable_image_properties'} <= set(OPTIONS)
-    # transport_url is bootcache.conf's.
-    left = [name for name in sorted({*OPTIONS} - {'transport_url'})
+    # These two are bootcache.conf's.
+    left = [name for name in sorted({*OPTIONS} - {'transport_url', 'connection'})
             if not re.search(rf'\b{name}\b', TAKING_OUT)]
     assert left == []
     assert 'the section ``[bootcache]`` goes' in TAKING_OUT

@@ -47,7 +47,7 @@ class Process:
     def __init__(self, how, state):
         self._process = subprocess.Popen(
             [sys.executable, '-W', 'ignore', '-c', WORKS, how, state], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True)
+            stderr=subprocess.DEVNULL, text=True)
 
     def says(self, text):
         assert self._process.stdout.readline() == f'{text}\n'
@@ -57,12 +57,13 @@ class Process:
 
     def end(self):
         """Return its exit code, and what it said last."""
-        out, _err = self._process.communicate(timeout=60)
-        return self._process.returncode, out
+        out = self._process.stdout.read()
+        return self._process.wait(60), out
 
     def close(self):
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._process.stdout.close()
 
 
 @pytest.fixture

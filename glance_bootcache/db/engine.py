@@ -227,7 +227,7 @@ def _url(connection: str | None, default: str | None) -> sa.URL:
         try:
             url = sa.make_url(connection or '')
             url.get_dialect()
-        except (sa_exception.ArgumentError, ImportError):
+        except (sa_exception.ArgumentError, ImportError, ValueError):
             # SQLAlchemy's own text may have the password.
             raise ConfigurationError(
                 f'[{db_conf.GROUP}]connection is no URL of a database that SQLAlchemy knows; give'

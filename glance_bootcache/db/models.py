@@ -10,8 +10,8 @@ from sqlalchemy import orm
 _TABLE = {'mysql_engine': 'InnoDB', 'mysql_charset': 'utf8mb4', 'mysql_collate': 'utf8mb4_bin'}
 _UUID = sa.String(36)
 _NAME = sa.String(255)
-# A statement that may insert a row takes a number also where the row is there. SQLite's numbers
-# have 64 bits.
+# A statement that may insert a row takes a number also where the row is there. SQLite's own have 64
+# bits.
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, 'sqlite')
 
 

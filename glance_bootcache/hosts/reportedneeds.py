@@ -32,8 +32,8 @@ _MOST_NAMED = 1_000_000
 _FORGET_SECONDS = 86400
 # Of a query.
 _MOST_NAMES = 500
-# Rows of a transaction, beside those of its last host: they take SQLite a second, for which nobody
-# else can write.
+# Rows of a transaction, beside those of its last host: they take SQLite a second, in which no other
+# writes.
 _MOST_WRITTEN = 15_000
 
 

@@ -306,10 +306,10 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     assert remembered.exists()
     operator.shell(page.take('rm -rf /var/lib/glance/.novaclient', **{
         '/var/lib/glance/.novaclient': str(remembered)}))
-
-    # 8. Ceph.
     page.skip('its database is SQLite', 'mariadb -e "DROP DATABASE bootcache"',
               'mariadb -e "DROP USER bootcache@\'%\'"')
+
+    # 8. Ceph.
     page.skip('this cloud has none: tests/functional/test_ceph_page.py',
               'for clone in $(rbd ls --pool bootcache --namespace storage);'
               ' do rbd rm bootcache/storage/$clone; done',

@@ -356,7 +356,8 @@ def test_a_user_that_is_refused_is_told_of_with_the_option(servers, directory):
 
 
 @pytest.mark.parametrize('url', ['mysql+pymysql:/who:secret@x', 'nosuch://who:secret@x/y', 'x',
-                                 'sqlite://', 'mysql+nosuch://who:secret@x/y'])
+                                 'sqlite://', 'mysql+nosuch://who:secret@x/y',
+                                 'mysql+pymysql://who@x:secret/y'])
 def test_a_url_that_is_none_is_told_of_without_what_it_says(directory, url):
     with pytest.raises(exception.ConfigurationError, match=r'\[database\]connection') as raised:
         Database(configured(directory, url))

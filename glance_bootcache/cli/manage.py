@@ -35,9 +35,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument('--config-file', metavar='PATH', action='append', default=[],
                       help='configuration of the storage service (default: bootcache.conf where'
                            ' oslo.config looks, such as /etc/bootcache)')
-    subjects = made.add_subparsers(required=True, metavar='db')
-    commands = subjects.add_parser('db', help='the database').add_subparsers(
-        required=True, metavar='COMMAND')
+    subjects = made.add_subparsers(required=True, metavar='db',
+                                   help='look after the database: db sync, db version')
+    commands = subjects.add_parser('db').add_subparsers(required=True, metavar='COMMAND')
     for name, run, said in (
             ('sync', _sync, 'make the tables of [database]connection, or upgrade them'),
             ('version', _version, 'show which schema they have, and which this release needs')):

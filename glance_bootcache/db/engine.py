@@ -7,8 +7,10 @@ has one writer, and a transaction that has read before cannot always become one.
 import contextlib
 import logging
 import os
+import pwd
 import re
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -43,7 +45,8 @@ _TIMEOUTS = {'pymysql': {'connect_timeout': '10', 'read_timeout': '30', 'write_t
 _REFUSED = re.compile(r'\((1044|1045|1049|1142|1698),|authentication failed|no pg_hba\.conf entry'
                       r'|(database|role) "[^"]*" does not exist|permission denied')
 _DAMAGED = re.compile(r'disk image is malformed|file is not a database')
-_ERRORS = (db_exception.DBError, sa_exception.SQLAlchemyError, OSError)
+# sqlite3 decodes names of tables itself.
+_ERRORS = (db_exception.DBError, sa_exception.SQLAlchemyError, OSError, UnicodeDecodeError)
 _MOST_RETRIES, _RETRY_SECONDS = 5, 0.1
 
 
@@ -62,10 +65,11 @@ class Database:
         self.is_default = default is not None
         url = _url(group.connection, default)
         self.file = url.database if url.get_backend_name() == 'sqlite' else None
+        self._option = '[bootcache]state_dir' if self.is_default else f'[{db_conf.GROUP}]connection'
         self._told = 'SQLite in ' + str(self.file) if self.file else \
             url.set(query={}).render_as_string(hide_password=True)
         if self.file is not None:
-            _check_place(self.file)
+            _check_place(self.file, self._option)
         # SQLite has one writer; the others lock rows.
         self._writing: contextlib.AbstractContextManager[Any] = \
             threading.Lock() if self.file is not None else contextlib.nullcontext()
@@ -77,8 +81,8 @@ class Database:
         except (ImportError, sa_exception.ArgumentError) as error:
             raise ConfigurationError(
                 f'[{db_conf.GROUP}]connection: {self._told} cannot be used ({error}); install the'
-                ' driver ("pip install bootcache[mysql]" brings that of MariaDB), or correct the'
-                ' option') from None
+                f' driver ("{sys.prefix}/bin/pip install PyMySQL" for mysql+pymysql://), or correct'
+                ' the option') from None
         if self.file is not None:
             sa.event.listen(self._engine, 'connect', _set_up_sqlite)
 
@@ -111,9 +115,29 @@ class Database:
         directory = os.path.dirname(os.path.abspath(self.file))
         owner = os.stat(directory).st_uid
         if owner != os.geteuid():
+            try:
+                name = pwd.getpwuid(owner).pw_name
+            except KeyError:
+                name = str(owner)
             raise ConfigurationError(
-                f'{directory}, where the database is, belongs to another user (uid {owner}); run'
-                f' this command as that user, as in sudo -u \'#{owner}\'')
+                f'{directory}, where the database is, belongs to user {name}; run this command as'
+                f' that user: runuser -u {name} -- {" ".join(sys.argv)}')
+
+    def check_writable(self) -> None:
+        """Check that this process may write SQLite's file.
+
+        :raises ConfigurationError: with the cure.
+        """
+        if self.file is None:
+            return
+        directory = os.path.dirname(os.path.abspath(self.file))
+        files = [name for name in (self.file, f'{self.file}-wal', f'{self.file}-shm')
+                 if os.path.exists(name)]
+        for path in [directory, *files]:
+            if not os.access(path, os.R_OK | os.W_OK):
+                raise ConfigurationError(
+                    f'{self._option}: {path} cannot be written by this service\'s user, as SQLite'
+                    f' has to; give it to that user: chown {os.geteuid()} {path}')
 
     def close(self) -> None:
         """Close all connections."""
@@ -137,7 +161,8 @@ class Database:
         # Without the statement and its values, which SQLAlchemy puts behind it.
         cause = getattr(error, 'inner_exception', None) or error
         said, place = one_line(getattr(cause, 'orig', None) or cause), f'the database {self}'
-        if self.file is not None and _DAMAGED.search(said):
+        if self.file is not None and (
+                isinstance(error, UnicodeDecodeError) or _DAMAGED.search(said)):
             return DatabaseUnusable(
                 f'{place} is damaged ({said}), and left as it is; move the file and those of its'
                 ' name with -wal and -shm away, or put a backup in their place, and start'
@@ -208,14 +233,23 @@ def _url(connection: str | None, default: str | None) -> sa.URL:
         raise ConfigurationError(
             f'[{db_conf.GROUP}]connection names no file of SQLite, and would be lost with the'
             ' process; give its path, or leave the option out')
+    if not url.database:
+        raise ConfigurationError(
+            f'[{db_conf.GROUP}]connection names no database; it ends in its name, as in'
+            ' mysql+pymysql://USER:PASSWORD@HOST/DATABASE')
+    if '@' in (url.host or ''):
+        # What comes before the second one is of the password, and is not repeated.
+        raise ConfigurationError(
+            f'[{db_conf.GROUP}]connection has more than one @; write %40 for one in the password')
     timeouts = _TIMEOUTS.get(url.get_driver_name(), {})
     return url.update_query_dict({name: value for name, value in timeouts.items()
                                   if name not in url.query})
 
 
-def _check_place(file: str) -> None:
+def _check_place(file: str, option: str) -> None:
     """Check that SQLite's write-ahead log works where a file is, or is to be.
 
+    :param option: names the directory.
     :raises ConfigurationError: naming the option and the cure.
     """
     directory = os.path.dirname(os.path.abspath(file))
@@ -223,13 +257,14 @@ def _check_place(file: str) -> None:
         kind = tier.file_system(directory)
     except OSError as error:
         raise ConfigurationError(
-            f'[{db_conf.GROUP}]connection: {directory}, where SQLite\'s file is to be, cannot be'
-            f' looked at ({error.strerror or error}); make it, or correct the option') from None
+            f'{option}: {directory}, where SQLite\'s file is to be, cannot be looked at'
+            f' ({error.strerror or error}); make it for the service\'s user, as its unit does, or'
+            ' correct the option') from None
     if _SHARED.fullmatch(kind):
         raise ConfigurationError(
-            f'[{db_conf.GROUP}]connection: SQLite\'s file {file} is on a shared file system'
-            f' ({kind}), where its write-ahead log does not work; put [bootcache]state_dir on a'
-            ' disk of this machine, or name a MariaDB in the option')
+            f'{option}: SQLite\'s file {file} is on a shared file system ({kind}), where its'
+            ' write-ahead log does not work; name a place on a disk of this machine, or a MariaDB'
+            f' in [{db_conf.GROUP}]connection')
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:

@@ -1,5 +1,6 @@
 """The schema's version: what the database has, and what this release needs."""
 
+import os
 import pathlib
 
 import sqlalchemy as sa
@@ -32,6 +33,9 @@ def version(database: Database) -> str | None:
 
     :raises DatabaseAway: if the database does not answer.
     """
+    # Reading would make it.
+    if database.file is not None and not os.path.exists(database.file):
+        return None
     return database.read(
         lambda connection: migration.MigrationContext.configure(connection).get_current_revision())
 

@@ -22,6 +22,7 @@ def wait_for(conf: cfg.ConfigOpts) -> Database:
     :raises DatabaseUnusable: if somebody has to act; the message has the cure.
     """
     database, throttle = Database(conf), LogThrottle(LOG)
+    database.check_writable()
     while True:
         try:
             if database.is_default:

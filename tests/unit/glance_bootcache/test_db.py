@@ -1,6 +1,9 @@
 """The database as the service has it: where it may lie, and the thread that writes reports."""
 
+import multiprocessing
 import os
+import pathlib
+import tempfile
 import threading
 
 import pytest
@@ -10,7 +13,7 @@ from fakes_manager import until
 from bootcache import exception, tier
 from bootcache.rpc.report import HostReport
 from glance_bootcache.db import conf as db_conf
-from glance_bootcache.db import start
+from glance_bootcache.db import schema, start
 from glance_bootcache.db.engine import Database
 from glance_bootcache.db.writer import RowChanges, Writer
 from glance_bootcache.hosts.orders import Orders
@@ -60,6 +63,54 @@ def test_a_file_system_of_this_machine_is_not(storage_conf, monkeypatch, kind):
 def test_a_directory_that_is_not_there_is_told_of(storage_conf):
     storage_conf.set_override('connection', 'sqlite:////no/such/folder/x.sqlite', db_conf.GROUP)
     with pytest.raises(exception.ConfigurationError, match='/no/such/folder'):
+        start.wait_for(storage_conf)
+
+
+@pytest.mark.parametrize('connection', [
+    'mysql+pymysql://bootcache:secret@db', 'mysql+pymysql://bootcache:half@secret@db/bootcache'])
+def test_a_url_that_lacks_something_is_refused(storage_conf, connection):
+    storage_conf.set_override('connection', connection, db_conf.GROUP)
+    with pytest.raises(exception.ConfigurationError, match='%40|names no database') as told:
+        Database(storage_conf)
+    assert 'secret' not in str(told.value)
+
+
+def test_what_belongs_to_another_user_is_told_of(storage_conf):
+    """As a backup that root has put back: it can be read, and reports would never be written."""
+    with tempfile.TemporaryDirectory(dir='/var/tmp') as directory:
+        os.chmod(directory, 0o777)
+        storage_conf.set_override('state_dir', directory, 'bootcache')
+        start.wait_for(storage_conf).close()
+
+        def as_nobody(end):
+            os.setresuid(65534, 65534, 65534)
+            try:
+                start.wait_for(storage_conf)
+            except exception.ConfigurationError as error:
+                end.send(str(error))
+            end.close()
+
+        here, there = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context('fork').Process(target=as_nobody, args=(there,))
+        process.start()
+        there.close()
+        told = here.recv()
+        process.join()
+        assert f'chown 65534 {directory}/bootcache.sqlite' in told
+
+
+def test_what_only_reads_makes_no_file(storage_conf):
+    os.makedirs(storage_conf.bootcache.state_dir)
+    assert schema.version(Database(storage_conf)) is None
+    assert os.listdir(storage_conf.bootcache.state_dir) == []
+
+
+def test_damage_that_is_no_text_is_damage(storage_conf, database):
+    """SQLite's message quotes the damaged schema, and sqlite3 decodes it."""
+    database.close()
+    found = pathlib.Path(database.file).read_bytes()
+    pathlib.Path(database.file).write_bytes(found.replace(b'CREATE TABLE', b'CREATE\xff\xc2TABL'))
+    with pytest.raises(exception.DatabaseUnusable, match='is damaged'):
         start.wait_for(storage_conf)
 
 

@@ -34,6 +34,7 @@ class Checks(upgradecheck.UpgradeCommands):  # type: ignore[misc]
         def check() -> None:
             database = Database(cfg.CONF)
             database.check_user()
+            database.check_writable()
             # The service makes and upgrades the default one itself.
             if database.is_default:
                 schema.version(database)

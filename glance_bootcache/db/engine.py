@@ -237,7 +237,7 @@ def _url(connection: str | None, default: str | None) -> sa.URL:
         raise ConfigurationError(
             f'[{db_conf.GROUP}]connection names no database; it ends in its name, as in'
             ' mysql+pymysql://USER:PASSWORD@HOST/DATABASE')
-    if '@' in (url.host or ''):
+    if url.get_backend_name() != 'sqlite' and '@' in f'{url.host}{url.database}':
         # What comes before the second one is of the password, and is not repeated.
         raise ConfigurationError(
             f'[{db_conf.GROUP}]connection has more than one @; write %40 for one in the password')

@@ -165,7 +165,7 @@ def test_what_is_written_is_there_after_a_restart(database):
     records.drop(IMAGE)
     orders.settle('host', [])
     needs.note('host', HostReport(needs=frozenset([OTHER])))
-    needs.note('odd', {'needs': []})
+    needs.note('odd', HostReport(needs=frozenset()))
     uses.keep_only([])
     written(database, orders, needs, uses)
     orders, needs = Orders(database), ReportedNeeds(database)
@@ -180,7 +180,7 @@ def test_many_hosts_are_written_and_read(database):
     needs, uses = ReportedNeeds(database), LastUses(database)
     images = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1000)]
     for host in range(1200):
-        needs.note(f'host-{host}', {'needs': images[host % 900:][:10]})
+        needs.note(f'host-{host}', HostReport(needs=frozenset(images[host % 900:][:10])))
     for image in images:
         uses.record(image, 1.0)
     written(database, needs, uses)
@@ -239,7 +239,7 @@ def test_while_the_database_is_away_nothing_is_lost(mariadb, directory):
     records, orders = Records(database), Orders(database)
     needs, uses = ReportedNeeds(database), LastUses(database)
     orders.add(OTHER, ['host'])
-    needs.note('host', {'needs': [IMAGE]})
+    needs.note('host', HostReport(needs=frozenset([IMAGE])))
     records.put(BEGUN)
     written(database, orders, needs, uses)
     mariadb.stop()
@@ -414,6 +414,6 @@ def test_a_database_of_another_user_is_not_touched(directory):
         pytest.skip('only root can give files away')
     conf = configured(directory, None)
     os.chown(f'{directory}/state', 12345, 12345)
-    with pytest.raises(exception.ConfigurationError, match='uid 12345'):
+    with pytest.raises(exception.ConfigurationError, match='user 12345'):
         Database(conf).check_user()
     assert os.listdir(f'{directory}/state') == []

@@ -40,7 +40,7 @@ class UnsettledServer:
     """A server that depends on bootcache.
 
     :ivar server: its id.
-    :ivar why: it does, for operators.
+    :ivar why: why it depends on it, for operators.
     """
 
     server: ShortLine

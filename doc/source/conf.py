@@ -3,6 +3,8 @@
 import os
 import sys
 
+from docutils import nodes
+
 sys.path.insert(0, os.path.abspath('../..'))
 sys.path.insert(0, os.path.abspath('_ext'))
 
@@ -33,3 +35,15 @@ man_pages = [
     ('bootcache-manage', 'bootcache-manage', 'look after the database of bootcache', [author], 1),
     ('bootcache-status', 'bootcache-status', 'check bootcache before an upgrade', [author], 1),
 ]
+
+
+def without_addresses(app, doctree, docname):
+    """Take links between pages out of man pages, where each has an empty address behind it."""
+    if app.builder.name == 'man':
+        for link in list(doctree.findall(nodes.reference)):
+            if not link.get('refuri'):
+                link.replace_self(link.children)
+
+
+def setup(app):
+    app.connect('doctree-resolved', without_addresses)

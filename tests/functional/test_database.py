@@ -468,6 +468,6 @@ def test_a_database_of_another_user_is_not_touched(directory):
         pytest.skip('only root can give files away')
     conf = configured(directory, None)
     os.chown(f'{directory}/state', 12345, 12345)
-    with pytest.raises(exception.ConfigurationError, match='uid 12345'):
+    with pytest.raises(exception.ConfigurationError, match='user 12345'):
         Database(conf).check_user()
     assert os.listdir(f'{directory}/state') == []

@@ -172,7 +172,7 @@ TAKING_OUT = (PAGES / 'install.rst').read_text().split('Taking it out\n====')[1]
 # bootcache.conf is removed as a whole, as is the section [bootcache] of others' files.
 OPTIONS = re.findall(r'^ +(?:# )?(\w+) = ', ''.join(
     section for page in ('install', 'scheduling')
-    for section in re.findall(r'^ +\[(?!bootcache|service_auth)\w+\](?:\n.*\S.*)+',
+    for section in re.findall(r'^ +\[(?!bootcache|service_auth|database)\w+\](?:\n.*\S.*)+',
                               (PAGES / f'{page}.rst').read_text(), re.M)), re.M)
 
 

@@ -98,6 +98,8 @@ class Removal:
         if standing is ImageStanding.TAKING:
             return
         if standing is ImageStanding.HAS:
+            # By stock Nova's way, maybe: then a host may write here still.
+            self._sending.end(record.export)
             store.settled(record.snapshot_id)
         elif not self._sending.give_up(store, record.snapshot_id, record.export):
             return

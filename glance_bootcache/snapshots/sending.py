@@ -105,22 +105,32 @@ class Sending:
         :returns: False if it has to be asked again.
         :raises BootcacheError: likewise, if something does not answer.
         """
+        try:
+            self.end(export)
+        finally:
+            gone = store.discard(snapshot_id)
+        return gone
+
+    def end(self, export: str) -> None:
+        """Have nobody write a snapshot any more.
+
+        :param export: as of ``give_up``.
+        :raises StorageDaemonError: if an exporter does not answer; there is nothing behind that
+            export any more then.
+        """
         if not export:
-            return store.discard(snapshot_id)
+            return
         hanging = None
         try:
             self._exporters.cut_off(export)
         except exception.StorageDaemonError as error:
-            # Nothing is behind that export any more, once the snapshot is closed.
             hanging = error
         with contextlib.suppress(exception.StorageDaemonError):
             # One that does not close it is ended.
             if self._daemon.runs:
                 self._daemon.close(export)
-        gone = store.discard(snapshot_id)
         if hanging is not None and self._exporters.runs:
             raise hanging
-        return gone
 
     def rest(self, is_idle: Callable[[], bool]) -> None:
         """End the daemon if nothing is under way, as ``SnapshotDaemon.rest`` has it."""

@@ -47,6 +47,10 @@ class Sends:
         self._do('give_up')
         return self.gone
 
+    def end(self, export):
+        if export:
+            self._do('end')
+
     def settled(self, snapshot_id):
         self._do('settled')
 

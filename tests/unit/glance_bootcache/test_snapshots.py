@@ -250,8 +250,8 @@ def test_what_glance_has_stays_when_a_backup_of_the_database_says_that_it_was_be
     house.standing = ImageStanding.HAS
     for _round in range(2):
         house.jobs.once()
-    assert house.stages() == [] and 'settled' in house.sends.did
-    assert 'give_up' not in house.sends.did
+    assert house.stages() == [] and 'give_up' not in house.sends.did
+    assert house.sends.did[-3:] == ['end', 'settled', 'rest'], 'stock Nova may have made it'
 
 
 def test_one_that_is_over_is_not_begun_anew_by_a_host_that_goes_on_with_it(house):

@@ -1,6 +1,7 @@
 """Full bases for settling, copied from a real Ceph by the host itself, and what else it does."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import threading
@@ -56,8 +57,10 @@ def stored(node, elsewhere, monkeypatch):
 @pytest.fixture
 def bases(directory, node, stored):
     """Makes what completes bases on a host."""
-    def make(host, rate=0):
-        host.service.serve_stored = lambda *_arguments: stored
+    def make(host, rate=0, **changes):
+        """Changes are of what the storage service says."""
+        answer = dataclasses.replace(stored, **changes)
+        host.service.serve_stored = lambda *_arguments: answer
         nova = Nova(directory, node.image_id)
         return ServersBases(host, nova, rate, threading.Event(), Unsettled(is_off=False))
 
@@ -76,17 +79,17 @@ def lines(caplog):
     return caplog
 
 
-def test_a_base_is_completed_from_ceph(ceph_hosts, node, bases, stored, directory, caplog):
+def test_a_base_is_completed_from_ceph(ceph_hosts, node, bases, directory, caplog):
     host = ceph_hosts()
     booted(host, node, directory)
     # Nobody is there who could give it out but Ceph.
-    stored['server'] = ['127.0.0.1', 1]
-    assert completed(host, bases(host), node) == node.content
+    made = bases(host, server=('127.0.0.1', 1))
+    assert completed(host, made, node) == node.content
     assert 'its full base is completed from Ceph, at 0 bytes a second' in caplog.text
-    assert naming.cache_file_name(node.image_id) in bases(host).path(node.image_id)
+    assert naming.cache_file_name(node.image_id) in made.path(node.image_id)
 
 
-def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, stored, directory,
+def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, directory,
                                                       glance_store, monkeypatch, caplog):
     """It is open, and no clone of those that go, as long as it is copied."""
     monkeypatch.setattr(hostclones, '_SWEEP_SECONDS', 0)
@@ -95,8 +98,7 @@ def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, s
     assert host.gateway.remove_base(node.image_id)
     for module in hostclones, connectors:
         monkeypatch.setattr(module, '_FRESH_SECONDS', 0)
-    stored['server'] = ['127.0.0.1', 1]
-    made, seen = bases(host, rate=4 * MIB), []
+    made, seen = bases(host, rate=4 * MIB, server=('127.0.0.1', 1)), []
     thread = threading.Thread(target=lambda: seen.append(completed(host, made, node)))
     thread.start()
     try:
@@ -123,16 +125,15 @@ def is_open(glance_store):
 
 
 @pytest.mark.parametrize('change', [{'image_format': 'qcow2'}, {'rbd': None}, {'base_access': ''}])
-def test_what_is_not_read_in_ceph_comes_from_the_storage_node(ceph_hosts, node, bases, stored,
-                                                              directory, caplog, change):
+def test_what_is_not_read_in_ceph_comes_from_the_storage_node(ceph_hosts, node, bases, directory,
+                                                              caplog, change):
     host = ceph_hosts(base_access='exporter') if 'base_access' in change else ceph_hosts()
     if 'rbd' in change:
         host.service.extra = {'rbd': None}
     booted(host, node, directory)
     if 'image_format' in change:
-        stored.update(change)
         with pytest.raises(Exception, match=r'is raw|has to be qcow2|gpt|unknown'):
-            completed(host, bases(host), node)
+            completed(host, bases(host, **change), node)
     else:
         assert completed(host, bases(host), node) == node.content
     assert 'completed from the storage node, at' in caplog.text

@@ -19,11 +19,9 @@ from bootcache.util.threads import daemon_thread
 
 Answer = TypeVar('Answer')
 
-
 _CLIENTS_OWN_SECONDS = 1
 # oslo.messaging lets errors of the libraries through by which it reaches RabbitMQ.
 _TRANSPORTS = ('kombu', 'amqp')
-
 
 
 def named(conf: cfg.ConfigOpts) -> str:

@@ -33,8 +33,6 @@ LONG_RATE = 1 << 20
 TOO_LONG = 'message of too many bytes'
 TOO_MANY_LONG = 'one of too many long messages'
 REASONS = {TOO_LONG: 'it has too many bytes', TOO_MANY_LONG: 'too many that are as long came'}
-
-
 # Of an answer: hosts that lie name servers by 200 kB each.
 _PAGE_BYTES = 4 << 20
 

@@ -16,18 +16,13 @@ from functional_tools import qemu_img, until
 from glance_files import ALWAYS, BASE, MIB, NEVER, PIECES, SIZE, tried
 from real_glance import ADMIN
 from reflinks import used
+from snapshot_bus import SnapshotBus
 from test_file_snapshots import glance, home, place, plain_glance  # noqa: F401
 
 from bootcache import conf as bootcache_conf
 from bootcache import qemuimg
 from bootcache.manifest import Made, Manifest, Standing
-from bootcache.rpc.messages import (
-    AbandonSnapshot,
-    BeginSnapshot,
-    FinishSnapshot,
-    SnapshotProgress,
-    UploadSnapshot,
-)
+from bootcache.rpc.messages import SnapshotProgress
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.images import Images
 from glance_bootcache.snapshots.claims import Claims
@@ -39,7 +34,6 @@ from glance_bootcache.storage.store import ImageStore
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
 
-HOST = 'compute-1'
 LARGE = SIZE + 32 * MIB
 COMMANDS = ('write -P 7 2M 300k', 'write -z 10M 1M', f'write -P 9 {SIZE // MIB + 8}M 64k')
 
@@ -76,26 +70,6 @@ class Held:
                 return found
 
         self._images.upload(image_id, Slow(), image_size=stored_bytes)
-
-
-class Bus:
-    """The message bus: what a host says to the storage service, which may be another one by now."""
-
-    def __init__(self, house):
-        self._house, self.hostname = house, HOST
-
-    def send(self, message):
-        jobs = self._house.jobs
-        match message:
-            case BeginSnapshot():
-                return jobs.begin(message)
-            case FinishSnapshot(snapshot_id, token):
-                return jobs.finish(snapshot_id, token)
-            case UploadSnapshot(snapshot_id, token):
-                return jobs.upload(snapshot_id, token)
-            case AbandonSnapshot(snapshot_id, token):
-                return jobs.abandon(snapshot_id, token)
-        raise AssertionError(message)
 
 
 class House:
@@ -136,7 +110,7 @@ class House:
         qemu_img('convert', '-f', 'qcow2', '-O', 'raw', overlay, f'{overlay}.raw')
         # As Nova makes it: what it is is known later.
         image = self.glance.image(disk_format=None, container_format=None)
-        return (Snapshot(Bus(self), PLAIN, BASE, image, LARGE, lambda *content: ''),
+        return (Snapshot(SnapshotBus(self), PLAIN, BASE, image, LARGE, lambda *content: ''),
                 SentDisk(overlay, self.base, self.format, LARGE), f'{overlay}.raw')
 
     def sent(self):

@@ -12,10 +12,10 @@ import nbd
 import pytest
 from functional_tools import until
 from glance_rbd import MIB, obtained
+from snapshot_bus import SnapshotBus
 from test_snapshot_rbd import LARGE, assert_same, names, overlaid, snapshots  # noqa: F401
 
 from bootcache import conf as bootcache_conf
-from bootcache.rpc.messages import AbandonSnapshot, BeginSnapshot, FinishSnapshot
 from glance_bootcache.db import start
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Records
@@ -24,8 +24,6 @@ from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.storage.store import ImageStore
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
-
-HOST = 'compute-1'
 
 
 class Said:
@@ -39,24 +37,6 @@ class Said:
 
     def standing(self, snapshot_id, traits):
         return self.stands
-
-
-class Bus:
-    """The message bus: what a host says to the storage service, which may be another one by now."""
-
-    def __init__(self, house):
-        self._house, self.hostname = house, HOST
-
-    def send(self, message):
-        jobs = self._house.jobs
-        match message:
-            case BeginSnapshot():
-                return jobs.begin(message)
-            case FinishSnapshot(snapshot_id, token):
-                return jobs.finish(snapshot_id, token)
-            case AbandonSnapshot(snapshot_id, token):
-                return jobs.abandon(snapshot_id, token)
-        raise AssertionError(message)
 
 
 class House:
@@ -80,7 +60,7 @@ class House:
     def snapshot(self, *commands):
         """Return a snapshot that is about to be sent, and what is to be."""
         overlay = overlaid(self.path, self.directory, LARGE, *commands)
-        return (Snapshot(Bus(self), PLAIN, self.facts.image_id, str(uuid.uuid4()), LARGE,
+        return (Snapshot(SnapshotBus(self), PLAIN, self.facts.image_id, str(uuid.uuid4()), LARGE,
                          lambda *content: ''),
                 SentDisk(overlay, self.path, 'raw', LARGE))
 
@@ -255,7 +235,7 @@ def test_who_may_not(house):
     # Another host, or another secret.
     snapshot, _overlay = house.snapshot()
     snapshot.begin()
-    other = Snapshot(Bus(house), PLAIN, house.facts.image_id, snapshot.snapshot_id, LARGE,
+    other = Snapshot(SnapshotBus(house), PLAIN, house.facts.image_id, snapshot.snapshot_id, LARGE,
                      lambda *content: '')
     with pytest.raises(SnapshotRefused, match='another host'):
         other.begin()

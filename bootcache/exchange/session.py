@@ -51,6 +51,7 @@ class Held:
 _FORGOTTEN_SECONDS = 60
 _START_SECONDS = 10
 _AGAIN_SECONDS = 2
+_OPENING_SECONDS = 0.001
 # That one peer may be told, or one file have.
 MOST_PEERS = 64
 
@@ -217,11 +218,22 @@ class ExchangeSession:
             # Where nothing has to be looked at before, they are connected with at once; who is told
             # of later is when the next second is full.
             self._connect(handle, peers)
+            self._wait_until_opened(handle)
         except BaseException:
             self._remove(handle)
             raise
         handle.resume()
         return handle
+
+    def _wait_until_opened(self, handle: Any) -> None:
+        """Wait until libtorrent knows whether the file has anything.
+
+        Resumed before, a fetch connects with nobody until the next second is full, and what is
+        given refuses who connects. It answers within milliseconds.
+        """
+        states = libtorrent.torrent_status.states
+        while handle.status().state == states.checking_resume_data:
+            time.sleep(_OPENING_SECONDS)
 
     def _connect(self, handle: Any, peers: Iterable[Peer]) -> None:
         for address, port in itertools.islice(peers, MOST_PEERS):

@@ -206,11 +206,14 @@ class FileSnapshots:
     def settled(self, snapshot_id: str) -> None:
         """Take notice that Glance has it; of one that was uploaded all is shared by ``tidy``.
 
-        :raises OSError: if that cannot be noted.
+        :raises OSError: if that cannot be noted, or what is not needed any more not be removed.
         """
         entry = self._journal.load(naming.canonical_image_id(snapshot_id))
         if entry is None:
             return
+        # Stock Nova's way may have come first, after a crash: what the host wrote is not needed.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(entry.work + placing.OVERLAY)
         if entry.file:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.work)

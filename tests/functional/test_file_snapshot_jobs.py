@@ -287,6 +287,26 @@ def test_a_crash_leaves_nothing(house, glance, when, has_records):  # noqa: F811
     stock_can(house, snapshot)
 
 
+@pytest.mark.parametrize('when', ['begun', 'sent'])
+def test_stock_novas_way_is_over_before_a_crash_is_looked_at(house, glance, when):  # noqa: F811
+    house = house(glance, registrars=ALWAYS)
+    snapshot, overlay, _wanted = house.snapshot()
+    told = snapshot.begin()
+    if when == 'sent':
+        snapshot.send(told, overlay)
+    house.jobs.stop()
+    house.restart()
+    house.sending.rest(lambda: True)
+    house.describe(snapshot)
+    content = os.urandom(MIB)
+    glance.client().images.upload(snapshot.snapshot_id, io.BytesIO(content))
+    # The first notes that nobody goes on with it. No time goes by: nothing else is looked for.
+    house.jobs.once()
+    house.jobs.once()
+    assert not house.records.all() and not house.works()
+    assert glance.content(snapshot.snapshot_id) == content
+
+
 def test_a_crash_while_it_is_uploaded(house, plain_glance):  # noqa: F811
     house = house(plain_glance, registrars=NEVER)
     snapshot, _url, _wanted = house.sent()

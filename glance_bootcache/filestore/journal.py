@@ -6,6 +6,7 @@ when Glance has the image.
 
 import contextlib
 import dataclasses
+import glob
 import os
 from typing import Any
 
@@ -82,22 +83,24 @@ class Journal:
             return None
 
     def forget(self, image_id: str) -> None:
-        """Remove an image's entry.
+        """Remove an image's entry, and what a crash left of writing it.
 
         :raises OSError: if it cannot be removed.
         """
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(image_id))
-            savefile.fsync_directory(self._directory)
+        for path in glob.glob(f'{glob.escape(self._path(image_id))}*'):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        savefile.fsync_directory(self._directory)
 
     def images(self) -> list[str]:
-        """Return the ids of the images that have an entry."""
-        found = []
-        for name in sorted(os.listdir(self._directory)):
+        """Return the ids of the images that have an entry, or have a half-written one."""
+        found = set()
+        for name in os.listdir(self._directory):
+            image_id, suffix, _torn = name.partition(_SUFFIX)
             with contextlib.suppress(ValueError):
-                if name.endswith(_SUFFIX):
-                    found.append(naming.canonical_image_id(name.removesuffix(_SUFFIX)))
-        return found
+                if suffix:
+                    found.add(naming.canonical_image_id(image_id))
+        return sorted(found)
 
     def _path(self, image_id: str) -> str:
         return os.path.join(self._directory, naming.canonical_image_id(image_id) + _SUFFIX)

@@ -208,8 +208,10 @@ class FileSnapshots:
 
         :raises OSError: if that cannot be noted, or what is not needed any more not be removed.
         """
-        entry = self._journal.load(naming.canonical_image_id(snapshot_id))
+        snapshot_id = naming.canonical_image_id(snapshot_id)
+        entry = self._journal.load(snapshot_id)
         if entry is None:
+            self._journal.forget(snapshot_id)
             return
         # Stock Nova's way may have come first, after a crash: what the host wrote is not needed.
         with contextlib.suppress(FileNotFoundError):
@@ -217,7 +219,7 @@ class FileSnapshots:
         if entry.file:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.work)
-            self._journal.forget(entry.image_id)
+            self._journal.forget(snapshot_id)
         else:
             self._journal.note(dataclasses.replace(entry, uploaded=True))
 

@@ -147,6 +147,16 @@ def test_an_entry_is_what_was_noted(tmp_path):
         journal.load(IMAGE)
 
 
+def test_an_entry_that_was_being_written_at_a_crash_is_forgotten(tmp_path):
+    journal, torn = Journal(str(tmp_path)), tmp_path / f'{IMAGE}.json.torn.tmp'
+    torn.write_text('{')
+    assert journal.images() == [IMAGE] and journal.load(IMAGE) is None
+    journal.note(ENTRY)
+    assert journal.images() == [IMAGE] and journal.load(IMAGE) == ENTRY
+    journal.forget(IMAGE)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize('change', [
     {'version': 2}, {'file': 5}, {'file': None}, {'uploaded': 1}, {'work': None},
     {'image_id': '../image'}, {'store': ['file']}])

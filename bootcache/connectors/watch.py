@@ -81,7 +81,7 @@ class BaseWatch:
         # at it, with the connector's name.
         self._answered_at: dict[str, float] = {}
         self._silent: dict[str, str] = {}
-        # Where data was found in it last; when and why no way went.
+        # Where data was found in it last; when the last try to connect began, and why it failed.
         self._places: dict[str, int] = {}
         self._failed: dict[str, tuple[float, exception.BootcacheError]] = {}
         # Tries of bases, by place; changed by the thread that looks.
@@ -150,9 +150,9 @@ class BaseWatch:
                 return
             if before and self._parks:
                 self._let_wait(export, before)
-            failed_at, error = self._failed.get(export, (began, None))
-            if error is not None and failed_at > began:
-                # For somebody else, for whom this one has waited.
+            tried_at, error = self._failed.get(export, (began, None))
+            if error is not None and tried_at > began:
+                # Somebody else has tried since; an earlier try tells nothing of how it is now.
                 raise error
             # Whoever reads it waits.
             self._take(export, before, {} if self._connectors.has_link(export) else None)
@@ -216,6 +216,7 @@ class BaseWatch:
         :param failed: what has failed, by origin: it is not tried; what fails is entered. None if
             nobody waits for reads.
         """
+        began = self._clock()
         error = exception.BootcacheError(f'{export} has given errors by all of its ways')
         for way in self._ways(export, failed is not None):
             if self.is_bad(export, way.origin):
@@ -236,7 +237,7 @@ class BaseWatch:
                 error = found
                 if failed is not None and not isinstance(found, exception.BaseUnreadable):
                     failed[way.origin] = found
-        self._failed[export] = self._clock(), error
+        self._failed[export] = began, error
         raise error
 
     def _others(self, export: str, origin: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import socket
@@ -17,7 +18,9 @@ from bootcache.connectors import connector, probe, supervisor
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.starter import Starter
+from bootcache.connectors.watch import BaseWatch
 from bootcache.connectors.ways import absent_way, nbd_way
+from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, TcpListener, UnixListener
 
 MIB = 1 << 20
@@ -252,6 +255,38 @@ def test_a_way_that_cannot_be_opened_leaves_the_one_before(connectors, storage_n
     with pytest.raises(exception.StorageDaemonError):
         connectors.connect(EXPORT, nbd_way('127.0.0.1', free_port(), EXPORT))
     assert connectors.name_of(EXPORT) == before and answer(connectors) is Answer.READ
+
+
+def test_a_try_that_began_before_tells_who_waits_for_it_nothing(connectors, storage_nodes):
+    """A storage node comes back while somebody else waits for its answer."""
+    trying, is_back, waiting = threading.Event(), threading.Event(), threading.Event()
+    clock = itertools.count()
+
+    def ways(_export, _quickly):
+        if trying.is_set():
+            yield way(storage_nodes[0])
+        else:
+            trying.set()
+            assert is_back.wait(60)
+            yield nbd_way('127.0.0.1', free_port(), EXPORT)
+
+    def now():
+        if trying.is_set():
+            waiting.set()
+        return next(clock)
+
+    watch = BaseWatch(connectors, ways, lambda: {EXPORT: ''}, KeyedLocks(1, 'the way to'), True,
+                      clock=now)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(watch.connect, EXPORT)
+        assert trying.wait(60)
+        second = pool.submit(watch.connect, EXPORT)
+        assert waiting.wait(60)
+        is_back.set()
+        with pytest.raises(exception.StorageDaemonError):
+            first.result(60)
+        second.result(60)
+    assert answer(connectors) is Answer.READ
 
 
 def test_many_bases_are_connected_by_many_threads_at_once(connectors, storage_nodes):

@@ -8,6 +8,7 @@ connectors answer tell all.
 import contextlib
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 
@@ -32,9 +33,9 @@ LONGEST_SOCKET = f'{LINKS}/{"0" * 32}.sock.new'
 _READ_SECONDS = 3
 # Who had a link be made that long ago has opened the base, or will not.
 _FRESH_SECONDS = 120
-# Of one origin: one that is used, and one beside it where connections of that are stuck; and one
+# Of one origin: one that is used, and one beside it where connections of that are stuck; and those
 # by which nothing is read, see ``check``.
-_NUMBERS, _CHECKS = 2, 2
+_NUMBERS, _CHECKS = 2, range(2, 10)
 
 
 def names_in(directory: str) -> list[str]:
@@ -86,6 +87,9 @@ class Connectors:
         self._opening: dict[str, str] = {}
         # One for each that is asked: its monitor takes one client at a time. Likewise.
         self._known: dict[str, Connector] = {}
+        # Those that check, by name: a check that fails ends its connector. Without a rank: nothing
+        # but a connector's own monitor is taken under it.
+        self._checks: dict[str, threading.Lock] = {}
         # What was read of connectors' logs, by name; for one thread.
         self._logs: dict[str, ErrorLog] = {}
 
@@ -129,13 +133,28 @@ class Connectors:
 
         :raises StorageDaemonError: as ``connect``.
         """
-        name = f'{way.origin}-{_CHECKS}'
+        with self._free_check(way) as name:
+            try:
+                with self._opened(name, export, way):
+                    pass
+            except BaseException:
+                self._starter('kill', name)
+                raise
+
+    @contextlib.contextmanager
+    def _free_check(self, way: Way) -> Iterator[str]:
+        """Have a connector for one check; gives its name."""
+        for number in _CHECKS:
+            name = f'{way.origin}-{number}'
+            lock = self._checks.setdefault(name, threading.Lock())
+            if lock.acquire(blocking=False):
+                break
+        else:
+            raise exception.StorageDaemonBusy(f'{way.text}: {len(_CHECKS)} bases are tried there')
         try:
-            with self._opened(name, export, way):
-                pass
-        except BaseException:
-            self._starter('kill', name)
-            raise
+            yield name
+        finally:
+            lock.release()
 
     @contextlib.contextmanager
     def _opened(self, name: str, export: str, way: Way) -> Iterator[None]:

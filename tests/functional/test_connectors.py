@@ -289,6 +289,18 @@ def test_a_try_that_began_before_tells_who_waits_for_it_nothing(connectors, stor
     assert answer(connectors) is Answer.READ
 
 
+def test_a_check_that_fails_disturbs_no_other_one(connectors, storage_nodes):
+    """A storage node comes back, and does not serve all that is looked for."""
+    node, *_others = storage_nodes
+    absent = nbd_way('127.0.0.1', node.listener.port, 'absent')
+    with ThreadPoolExecutor() as pool:
+        failing = pool.submit(connectors.check, 'absent', absent)
+        while not failing.done():
+            connectors.check(EXPORT, way(node))
+        with pytest.raises(exception.StorageDaemonError, match='not served now'):
+            failing.result()
+
+
 def test_many_bases_are_connected_by_many_threads_at_once(connectors, storage_nodes):
     """As when many servers start: a connector's monitor takes one client at a time."""
     node, *_others = storage_nodes

@@ -135,19 +135,12 @@ def test_the_gateway_killed_comes_back_with_its_bases(tenant, ready_image, cloud
     assert '/_bootcache/' in tenant.backing(server)[1]
 
 
-def is_served(cloud, image):
-    """Tell whether the exporter, which may not be there yet, serves an image."""
-    with contextlib.suppress(subprocess.CalledProcessError):
-        return image in cloud.exports()
-    return False
-
-
 def test_the_exporter_killed_comes_back(tenant, ready_image, small_image, cloud):
     first = tenant.server(ready_image)
     killed = cloud.exporter_pid()
     cloud.kill_exporter()
     wait_until(lambda: cloud.exporter_pid() not in (None, killed), 'a new exporter', 60)
-    wait_until(lambda: is_served(cloud, ready_image), 'the base is served again')
+    wait_until(lambda: cloud.serves(ready_image), 'the base is served again')
     # The gateway connects again by itself: all of the base is read through it.
     assert chain_differs(cloud, ready_image, small_image) == ''
     tenant.login(first)

@@ -1,6 +1,7 @@
 """Settling: when it comes, what it leaves, and all that may come between."""
 
 import os
+import re
 import signal
 import subprocess
 
@@ -125,9 +126,13 @@ def test_a_base_that_is_damaged_on_its_way_is_not_used(tenant, small_image, clou
         stream.write(b'rot')
     os.utime(stored, ns=(before.st_atime_ns, before.st_mtime_ns))
     cloud.kill_exporter()
+    # While nothing serves it a server boots the stock way.
+    wait_until(lambda: cloud.serves(image), 'a new exporter')
     server = tenant.server(image)
     tenant.login(server)
-    compute_log.wait('but Glance says', 120)
+    # Not what is said of a copy that begins anew: that is under way then.
+    wait_until(lambda: re.search(f'image {image}: its servers are not settled yet.*but Glance says',
+                                 compute_log.text()), 'the hash is compared', 120)
     assert not base_of(cloud, image).exists()
     assert '/_bootcache/' in tenant.backing(server)[1]
     assert not list(base_of(cloud, image).parent.glob('*.bootcache*'))

@@ -244,6 +244,12 @@ class BootcacheCloud(Cloud):
             check=True, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         ).stdout  # fmt: skip
 
+    def serves(self, image: str) -> bool:
+        """Whether there is an exporter, and it serves an image."""
+        with contextlib.suppress(subprocess.CalledProcessError):
+            return image in self.exports()
+        return False
+
     def kill_ceph_readers(self) -> None:
         """End what has clones open in a Ceph that is gone for good: it waits for that for ever.
 

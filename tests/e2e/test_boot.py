@@ -1,7 +1,6 @@
 """Servers that boot from a cache image, and what happens when something is missing."""
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import re

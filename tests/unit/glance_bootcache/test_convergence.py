@@ -185,6 +185,7 @@ class Images(stateful.RuleBasedStateMachine):
     def restart(self):
         self.is_killed, self.kill_after = False, None
         Executor.pending.clear()
+        self.house.running._jobs.clear()
         for image in IMAGES:
             self.allowed[image] += 1
         # What was heard of, and not looked at, a crash forgets.
@@ -330,7 +331,8 @@ class Images(stateful.RuleBasedStateMachine):
         if record is None:
             assert found is None or image not in self.told or found[1].status != 'active'
             assert image not in house.exporter.serving
-            assert not os.path.exists(house.store.directory(image))
+            directory = house.store.directory(image)
+            assert not os.path.exists(directory) or os.listdir(directory) == []
             return
         assert record.goal == '' or record.standing is Standing.WANTED, 'nothing is outstanding'
         served = house.exporter.serving.get(image, (None, None))

@@ -31,13 +31,13 @@ from bootcache.manifest import ImageState
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import start
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
-from glance_bootcache.profileboot.job import BuildJob, ProfileReport
+from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
@@ -70,7 +70,7 @@ class _ProfileBoots(NovaProfileBoots):
         return 0
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-            job: BuildJob) -> ProfileReport:
+            job: ImageJob) -> ProfileReport:
         self.running += 1
         began = time.monotonic()
         while image.owner == 'never' or time.monotonic() < began + BOOT_SECONDS:

@@ -15,7 +15,7 @@ from bootcache import cachelayout, exception, savefile
 from bootcache.cachelayout import Compression
 from bootcache.reasons import NO_CAUSE, Cause, Reason
 
-VERSION = 3
+VERSION = 4
 
 
 class ImageState(enum.StrEnum):
@@ -37,6 +37,15 @@ class Standing(enum.Enum):
     DONE = 'done'         # nothing is
     FAILED = 'failed'
     SKIPPED = 'skipped'
+
+
+class Goal(enum.StrEnum):
+    """What is to be made of an image, and before it what that is made of."""
+
+    NONE = ''
+    SERVE = 'serve'      # the base: the next server's boot is recorded
+    RECORD = 'record'    # a profile boot, and a cache image of what it reads
+    BUILD = 'build'      # a cache image of the working set that there is
 
 
 class Availability(enum.StrEnum):
@@ -154,6 +163,7 @@ class Wished:
     """What people wish: the operator, and the image's owner as Glance tells it.
 
     :ivar held: an operator deleted the cache image; only an operator makes a new one.
+    :ivar requested: an operator wants a new recording, and there was none since.
     :ivar pinned: an operator wants the cache image to stay in every tier.
     :ivar quota: bytes that its cache image may have.
     :ivar boot_marker: the marker in force.
@@ -169,6 +179,7 @@ class Wished:
     """
 
     held: bool = False
+    requested: bool = False
     pinned: bool = False
     quota: int = 0
     boot_marker: str = ''
@@ -239,6 +250,7 @@ class Manifest:
     :ivar updated_at: ISO 8601, UTC.
     :ivar taken_up_at: when the content of ``image_hash`` was taken up, in seconds since the epoch,
         or later; 0 while not known. Servers that were created since do not stand on an older one.
+    :ivar goal: what is to be made of it.
     """
 
     image_id: str
@@ -249,6 +261,7 @@ class Manifest:
     made: Made = Made()
     updated_at: str = ''
     taken_up_at: float = 0.0
+    goal: Goal = Goal.NONE
 
     @property
     def state(self) -> ImageState:
@@ -294,9 +307,10 @@ class Manifest:
         """Return it with all that a job made."""
         return dataclasses.replace(self, made=made)
 
-    def standing_at(self, standing: Standing, cause: Cause = NO_CAUSE) -> 'Manifest':
+    def standing_at(self, standing: Standing, cause: Cause = NO_CAUSE,
+                    goal: Goal = Goal.NONE) -> 'Manifest':
         """Return it with another standing."""
-        return dataclasses.replace(self, standing=standing, cause=cause)
+        return dataclasses.replace(self, standing=standing, cause=cause, goal=goal)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""
@@ -323,7 +337,7 @@ class Manifest:
                 raise exception.InvalidManifest(f'base_file: {error}') from error
             made = dataclasses.replace(made, base_file=(inode, changed_at, size))
         try:
-            standing = Standing(manifest.standing)
+            standing, goal = Standing(manifest.standing), Goal(manifest.goal)
             cause: Cause = _from_dict(Cause, manifest.cause)
             cause = dataclasses.replace(cause, reason=Reason(cause.reason))
             wished: Wished = _from_dict(Wished, manifest.wished)
@@ -336,7 +350,7 @@ class Manifest:
             cache_image=CacheInfo.from_dict(made.cache_image)
             if made.cache_image is not None else None)
         return dataclasses.replace(
-            manifest, standing=standing, cause=cause, wished=wished, made=made)
+            manifest, standing=standing, goal=goal, cause=cause, wished=wished, made=made)
 
     @classmethod
     def load(cls, path: str) -> 'Manifest':

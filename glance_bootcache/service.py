@@ -23,9 +23,15 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.deletions import Deletions
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.publishing import StatePublisher
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import Metrics
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import messagesize, validation
@@ -134,23 +140,33 @@ class StorageService:
         images = Images(conf)
         hosts = Hosts(store, tiers, orders,
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
-        manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs, hosts)
-        events = ImageEvents(manager.consider, manager.forget, manager.fewer_see)
+        running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
+        retiring = Retiring(store, exporter, tiers, profile_boots, needs, hosts)
+        disk_room = DiskRoom(store, running, exporter, tiers)
+        deletions = Deletions(conf[bootcache_conf.GROUP].deletion_delay, store, images)
+        controller = Controller(
+            conf, store, images,
+            ImageWork(conf, store, images, exporter, tiers, profile_boots, disk_room, retiring),
+            running, retiring, deletions, StatePublisher(conf, images))
+        events = ImageEvents(controller.image_changed, controller.image_deleted,
+                             controller.member_removed)
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
-        upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, needs)
+        upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, controller,
+                               running, disk_room, needs)
         tiers.start(store.manifests())
         writer.start()
+        controller.start()
         upkeep.start()
-        read_errors = ReadErrors(store, exporter, tiers, manager.jobs, CephBases(conf))
+        read_errors = ReadErrors(store, exporter, tiers, running, CephBases(conf))
         read_errors.start()
-        self._started = [writer, manager, upkeep, read_errors]
+        self._started = [writer, tiers, controller, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
                                                TrialImages(conf)))
         snapshots = SnapshotJobs(
             conf, store, exporter,
             Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
-            Claims(conf, images, manager.missing.is_listed_without),
+            Claims(conf, images, deletions.is_listed_without),
             records, images)
         snapshots.start()
         self._started.append(snapshots)
@@ -162,11 +178,13 @@ class StorageService:
         self._started.append(Metrics(conf, offers.given))
         server = validation.get_server(
             transport.get_transport(conf), conf.host,
-            Endpoints(manager, ReportedBoots(conf, store, exporter, manager, tiers), hosts,
-                      Operators(store, tiers, manager, hosts, offers.given), warming, needs,
+            Endpoints(controller,
+                      ReportedBoots(conf, store, exporter, controller, running, tiers), hosts,
+                      Operators(store, tiers, controller, running, retiring, hosts,
+                                offers.given), warming, needs,
                       rejected, offers, snapshots), rejected)
         server.start()
-        self._started += [server, listener]
+        self._started += [server, listener, events]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)
 
     def stop(self) -> None:

@@ -1,7 +1,6 @@
-"""What the storage service does by itself, now and then: recovery, retries, serving, quotas."""
+"""What the storage service does by itself, now and then: serving, quotas, and a sweep of Glance."""
 
 import functools
-import random
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -12,17 +11,18 @@ from oslo_log import log as logging
 from bootcache import certificates, naming, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
-from bootcache.manifest import Availability, Manifest, Standing
-from bootcache.reasons import Cause, Reason
+from bootcache.manifest import Manifest
 from bootcache.util.backoff import Backoff
 from bootcache.util.logthrottle import LogThrottle
-from glance_bootcache import away, decisions
+from glance_bootcache import away
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from glance_bootcache.images import policy
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.images.manager import Manager
-from glance_bootcache.images.oldercontent import OlderContent
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import serving
 from glance_bootcache.storage.exporters import Exporters
@@ -31,11 +31,7 @@ from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
-# In a row, after which Glance counts as being away.
-_MOST_FAILURES = 3
 _LONGEST_PAUSE = 3600
-# In a row that Glance still does not have, after which the others wait for the next round.
-_MOST_MISSING = 20
 _SWEEP_SECONDS = 3600
 # In which an event of a change comes.
 _UNHEARD_SECONDS = 60
@@ -56,53 +52,37 @@ class ServiceUpkeep:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
-                 tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager,
-                 needs: ReportedNeeds,
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots, controller: Controller,
+                 running: Running, disk_room: DiskRoom, needs: ReportedNeeds,
                  clock: Callable[[], float] = time.monotonic):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
-        self._manager = manager
+        self._controller = controller
+        self._running = running
+        self._disk_room = disk_room
         self._images = images
         self._needs = needs
         self._ceph = CephBases(conf)
         self._expiry = certificates.configured(self._conf, tls.Endpoint.SERVER)
-        self.older = OlderContent(store, manager)
         self.recovered = False
-        # When images that were put off are tried again.
-        self._put_off = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         # When cache images are built anew that are stored in another way than is wanted.
         self._recompressed = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         self._throttle = LogThrottle(LOG)
         self._sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
-        # What the last sweep found.
+        # What the last sweep found: images that are active, and who may see shared ones.
         self._active: set[str] | None = None
+        self._members: dict[str, frozenset[str]] = {}
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """End what an earlier process left, and go on with its work; bases are served already."""
-        for manifest in self._store.manifests():
-            if manifest.standing is Standing.SKIPPED and serving.has_base(manifest):
-                self._manager.retiring.later(manifest.image_id)
+        """Begin; bases are served already."""
         # Nothing that servers read waits for Glance or Nova.
         for name, once in ('serving', self._serve), ('housekeeping', self._keep_house):
             threading.Thread(target=self._run, args=(once,), name=f'bootcache-{name}',
                              daemon=True).start()
-
-    def revoke(self) -> None:
-        """Take back what was built of images that other rules than those of now accepted.
-
-        They are looked at again with all others, see ``recover``.
-
-        :raises OSError: if a manifest cannot be written.
-        """
-        for manifest in self._store.manifests():
-            if decisions.is_by_other_rules(manifest) and manifest.standing is not Standing.SKIPPED:
-                LOG.warning('image %s: %s', manifest.image_id, Cause(Reason.INSPECTION_RULES))
-                self._store.change(manifest.image_id,
-                                   lambda known: decisions.revoked(known, time.time()))
 
     def stop(self) -> None:
         """Begin nothing more."""
@@ -125,23 +105,14 @@ class ServiceUpkeep:
 
     def _keep_house(self) -> None:
         manifests = functools.cache(self._store.manifests)
-        manager = self._manager
         self._do(('what an earlier process left cannot be ended yet', self.recover),
                  ('hosts that are gone cannot be forgotten', self._needs.forget_silent),
-                 ('images cannot be retired yet', manager.retiring.retry),
-                 ('changes that could not be followed still cannot be', self.follow_again),
                  ('servers of profile boots cannot be deleted', self.delete_left),
                  ('images that are gone cannot be forgotten',
                   lambda: self._tiers.forget_gone(manifests())),
-                 ('the quota cannot be kept', lambda: manager.disk_room.keep_quota(manifests())),
-                 ('images that wait cannot be looked at', lambda: self.go_on(manifests())),
-                 ('images of another content cannot be looked at',
-                  lambda: self.older.retry(manifests())),
+                 ('the quota cannot be kept', lambda: self._disk_room.keep_quota(manifests())),
                  ('cache images cannot be built anew', lambda: self.recompress(manifests())),
-                 ('images that Glance does not have cannot be looked for',
-                  lambda: self.look_for_missing(manifests())),
                  ('Glance cannot be asked what it has', self.sweep),
-                 ('states cannot be shown', lambda: manager.publisher.publish(manifests())),
                  ('certificates that end cannot be told of', self._expiry.look),
                  ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
 
@@ -156,35 +127,6 @@ class ServiceUpkeep:
                 self._throttle.warning(what, '%s: %s; it is tried again in %d s', what,
                                        away.lasting(away.told(error)), self._conf.poll_interval)
 
-    def follow_again(self) -> None:
-        """Look at images whose change could not be followed: they may be withdrawn.
-
-        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
-        """
-        images = self._manager.retried.images()
-        self._each(random.sample(images, len(images)), self._manager.look_again)
-
-    def look_for_missing(self, manifests: Sequence[Manifest]) -> None:
-        """Look whether Glance has images again that it said not to have; some of those it notified
-        to be deleted first.
-
-        :param manifests: of all images.
-        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
-        """
-        still = 0
-        missing = [manifest for manifest in manifests if manifest.is_missing]
-        random.shuffle(missing)
-        missing.sort(key=lambda manifest: manifest.wished.availability is Availability.MISSING)
-
-        def look(image_id: str) -> None:
-            nonlocal still
-            if still < _MOST_MISSING:
-                self._manager.consider(image_id)
-                manifest = self._store.load(image_id)
-                still = still + 1 if manifest is not None and manifest.is_missing else 0
-
-        self._each([manifest.image_id for manifest in missing], look)
-
     def sweep(self) -> None:
         """Compare Glance's images with those that are known, once in an hour.
 
@@ -195,46 +137,45 @@ class ServiceUpkeep:
         """
         if not self.recovered or not self._sweeps.acquire():
             return
-        known = {manifest.image_id for manifest in self._store.manifests()}
+        known = {record.image_id: record for record in self._store.manifests()}
         active, changed = set(), set()
         for image in self._images.all():
             if image.status == 'active':
                 active.add(image.image_id)
             # An event of what has just changed may be on its way.
             if time.time() - glance_images.changed_at(image) > _UNHEARD_SECONDS and (
-                    self._manager.publisher.has_changed(image) if image.image_id in known
+                    self._controller.has_changed(image) if image.image_id in known
                     else self._active is not None and image.status == 'active'
                     and image.image_id not in self._active):
                 changed.add(image.image_id)
-            known.discard(image.image_id)
+            if known.pop(image.image_id, None) is not None and image.visibility == 'shared':
+                self._compare_members(image.image_id)
         self._active = active
         if changed:
             LOG.warning('Glance sent no notification of %d images on the topic %s, of %s for'
                         ' instance: name it in [oslo_messaging_notifications]topics of'
                         ' glance-api.conf, with driver = messagingv2', len(changed),
                         self._conf.notification_topic, min(changed))
-        self._each([*changed, *known], self._manager.consider)
+        for image_id in (*changed, *known):
+            self._controller.image_changed(image_id)
+
+    def _compare_members(self, image_id: str) -> None:
+        """Have hosts let go of a shared image that fewer projects may see than before."""
+        members = self._images.members(image_id)
+        if self._members.get(image_id, frozenset()) - members:
+            self._controller.member_removed(image_id)
+        self._members[image_id] = members
 
     def recover(self) -> None:
-        """End what an earlier process left, before anything is begun; once.
+        """End what an earlier process left, and then look at all images; once.
 
-        All images are looked at: they may have changed while nobody listened.
-
-        :raises OSError: if what is revoked cannot be written.
-        :raises Exception: keystoneauth's, glanceclient's or novaclient's, if one cannot be asked.
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
         if self.recovered:
             return
-        self.revoke()
-        self._profile_boots.remove_leftovers(self._manager.jobs.tokens)
-        for manifest in self._store.manifests():
-            with self._store.lock:
-                current = self._store.load(manifest.image_id)
-                if current is not None and self._manager.jobs.of(manifest.image_id) is None:
-                    self._store.sweep(current)
-        # Those about which Glance does not answer are looked at by ``follow_again``.
-        self._each([manifest.image_id for manifest in self._store.manifests()],
-                   self._manager.consider)
+        self._profile_boots.remove_leftovers(self._running.tokens)
+        # With Nova away, what is begun would fail for good.
+        self._controller.look_at_all()
         self.recovered = True
 
     def sweep_clones(self) -> None:
@@ -248,7 +189,7 @@ class ServiceUpkeep:
         with self._store.lock:
             manifest = self._store.load(image_id)
             return self._store.is_damaged(image_id) \
-                or self._manager.jobs.of(image_id) is not None \
+                or self._running.of(image_id) is not None \
                 or (manifest is not None and manifest.made.base_path == path)
 
     def delete_left(self) -> None:
@@ -256,7 +197,7 @@ class ServiceUpkeep:
 
         :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
-        self._profile_boots.delete_left(self._manager.jobs.tokens)
+        self._profile_boots.delete_left(self._running.tokens)
 
     def keep_serving(self, manifests: _Manifests) -> None:
         """Start the exporter if it has ended, and serve what it served.
@@ -297,30 +238,12 @@ class ServiceUpkeep:
                 if current is not None and serving.has_base(current):
                     serving.serve(current, functools.partial(self._tiers.serve,
                                                              certificates=whose - untold))
-            if self._manager.jobs.of(image_id) is None:
+            if self._running.of(image_id) is None:
                 needed_by[image_id] = whose
         try:
             self._exporter.withdraw_idle(needed_by, _EXPORT_IDLE)
         finally:
             self._exporter.end_unused(_EXPORT_IDLE)
-
-    def go_on(self, manifests: Sequence[Manifest]) -> None:
-        """Take up images that wait: announced but not active yet, or left by an earlier process.
-
-        :param manifests: of all images.
-        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
-        """
-        if not self.recovered:
-            # With Nova away, what is begun would fail for good.
-            return
-        waiting = [manifest for manifest in manifests
-                   if manifest.standing is Standing.WANTED and not manifest.is_missing
-                   and self._manager.jobs.of(manifest.image_id) is None
-                   and not self._manager.awaits(manifest)]
-        self._each([manifest.image_id for manifest in waiting
-                    if not decisions.is_put_off(manifest)], self._manager.consider)
-        self._try_again([manifest.image_id for manifest in waiting
-                         if decisions.is_put_off(manifest)])
 
     def recompress(self, manifests: Sequence[Manifest]) -> None:
         """Build one cache image anew that is stored in another way than [bootcache]compression
@@ -328,50 +251,17 @@ class ServiceUpkeep:
 
         :param manifests: of all images.
         """
-        if not self.recovered or self._manager.jobs.images():
+        if not self.recovered or self._running.images():
             return
         compression = Compression(self._conf.compression)
 
         def is_due(manifest: Manifest | None) -> bool:
             return manifest is not None and serving.has_base(manifest) \
-                and decisions.is_to_be_recompressed(manifest, compression)
+                and policy.is_to_be_recompressed(manifest, compression)
 
         stored_otherwise = [manifest.image_id for manifest in manifests if is_due(manifest)]
         self._recompressed.keep_only(stored_otherwise)
         for image_id in stored_otherwise:
             if is_due(self._store.load(image_id)) and self._recompressed.acquire(image_id):
-                self._manager.rebuild(image_id, in_passing=True)
+                self._controller.recompress(image_id)
                 return
-
-    def _try_again(self, put_off: list[str]) -> None:
-        """Take up images that the storage node could not make, with growing pauses.
-
-        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
-        """
-        # What is tried just now may come back: its pause is kept.
-        self._put_off.keep_only({*put_off, *self._manager.jobs.images()})
-        for image_id in put_off:
-            self._put_off.delay_first(image_id)
-            if self._put_off.acquire(image_id):
-                self._manager.consider(image_id, again=True)
-
-    def _each(self, image_ids: list[str], look: Callable[[str], None]) -> None:
-        """Look at images: one about which Glance does not answer does not hold up the others.
-
-        :raises Exception: keystoneauth's or glanceclient's, if it seems to answer for none.
-        """
-        failures = 0
-        for image_id in image_ids:
-            try:
-                look(image_id)
-                failures = 0
-            except OSError:
-                # What cannot be written was told.
-                failures += 1
-                if failures == _MOST_FAILURES:
-                    return
-            except Exception as error:
-                failures += 1
-                if failures == _MOST_FAILURES:
-                    raise
-                LOG.warning('image %s: Glance cannot be asked: %s', image_id, away.told(error))

@@ -31,11 +31,11 @@ from bootcache.rpc import messages, transport
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import service
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import cephbases
-from glance_bootcache.profileboot.job import BuildJob, ProfileReport
+from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import validation
 from glance_bootcache.rpc.ratelimit import RateLimiter
@@ -136,7 +136,7 @@ class _ProfileBoots(NovaProfileBoots):
         return 0
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-            job: BuildJob) -> ProfileReport:
+            job: ImageJob) -> ProfileReport:
         extents = json.loads(Path(self._directory, 'glance', f'{image.image_id}.reads').read_text())
         return ProfileReport(WorkingSet.from_wire(
             image.image_id, image.image_hash, virtual_bytes, 4096, extents), 'marker', 1.0)

@@ -13,9 +13,9 @@ from bootcache.rpc import messages
 from glance_bootcache.cli.arguments import image_id
 from glance_bootcache.cli.client import Away
 from glance_bootcache.cli.listing import Listing
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
+from glance_bootcache.images.policy import ImageFacts
 
 REMOVED, WOULD_BE, NOTHING, MISSING, FAILED = ('removed', 'would be removed', 'has none',
                                                'not in Glance', 'failed')

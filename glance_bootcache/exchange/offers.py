@@ -33,10 +33,10 @@ from bootcache.rpc.messages import (
 )
 from bootcache.util import threads
 from bootcache.util.backoff import CircuitBreaker
-from glance_bootcache import decisions
 from glance_bootcache.availability import served
 from glance_bootcache.ceph import basenode
 from glance_bootcache.exchange.slots import Slots
+from glance_bootcache.images import policy
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import Content, StorageTiers
 
@@ -280,7 +280,7 @@ class ExchangeOffers:
         manifest = self._store.load(message.image_id) if self._is_on else None
         if manifest is None or manifest.made.cache_image is None \
                 or manifest.made.cache_image.sha256 != message.sha256 \
-                or not decisions.gives_out(manifest) \
+                or not policy.gives_out(manifest) \
                 or self._tiers.check(manifest) is not Content.RIGHT \
                 or not self._health.may_ask():
             return None
@@ -313,7 +313,7 @@ class ExchangeOffers:
                 or manifest.made.base_hash != image_hash \
                 or places.is_clone(manifest.made.base_path) or basenode.is_changed(manifest) \
                 or not served(manifest.wished.availability).base_to_settle \
-                or not manifest.wished.settle or decisions.is_unverified(manifest) \
+                or not manifest.wished.settle or policy.is_unverified(manifest) \
                 or not self._health.may_ask():
             return None
         if self._must_wait(image_hash):

@@ -15,7 +15,7 @@ from bootcache import properties
 from bootcache.exception import ConfigurationError, ServiceAway
 from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
-from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.images.policy import ImageFacts
 
 _OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo', 'os_hash_value',
         'min_ram', 'min_disk', 'visibility', 'owner', 'name', 'updated_at')
@@ -152,6 +152,18 @@ class Images:
         for hidden in (False, True):
             yield from map(facts, itertools.islice(self._client.images.list(
                 filters={'visibility': 'all', 'os_hidden': hidden}), _MOST_LISTED))
+
+    def members(self, image_id: str) -> frozenset[str]:
+        """Return the projects that a shared image is shared with.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        try:
+            return frozenset(itertools.islice(
+                (member['member_id'] for member in self._client.image_members.list(image_id)),
+                _MOST_LISTED))
+        except exc.HTTPNotFound:
+            return frozenset()
 
     def publish(self, image_id: str, wanted: Mapping[str, str],
                 may_write: Callable[[ImageFacts], bool]) -> ImageFacts | None:

@@ -20,7 +20,7 @@ from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone
 from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
 from bootcache.util.backoff import Backoff
-from glance_bootcache.decisions import ImageFacts, is_signed
+from glance_bootcache.images.policy import ImageFacts, is_signed
 
 LOG = logging.getLogger(__name__)
 

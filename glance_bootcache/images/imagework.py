@@ -1,4 +1,4 @@
-"""The work on one image: get its base, record its boot, build its cache image."""
+"""The steps of an image: its base is got, its boot recorded, its cache image built."""
 
 import contextlib
 import dataclasses
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -26,21 +27,23 @@ from bootcache import (
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.ceph import places
-from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
+from bootcache.manifest import CacheInfo, Goal, ImageState, Manifest, Standing, WorkingSetInfo
+from bootcache.properties import Policy
 from bootcache.reasons import Reason
 from bootcache.workingset import WorkingSet
-from glance_bootcache import decisions, snapshotrules
+from glance_bootcache import snapshotrules
 from glance_bootcache.ceph import basenode
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.filestore import placing
 from glance_bootcache.glance.images import Images
+from glance_bootcache.images import policy
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.inheriting import Inheriting
+from glance_bootcache.images.policy import ImageFacts, Settings, Step
 from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.saving import save
 from glance_bootcache.images.signatures import ImageSignatures
-from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
-from glance_bootcache.profileboot.job import BuildJob
+from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
@@ -51,6 +54,9 @@ from glance_bootcache.storage.transfers import Transfers
 
 LOG = logging.getLogger(__name__)
 
+_MOST_WAITED = 1000
+# Of one source: see Running.
+_BASES_AT_ONCE = 2
 # After so many bytes of a download it is looked whether there is room for the rest.
 _LOOK_BYTES = 64 << 20
 
@@ -154,16 +160,25 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
             os.unlink(partial)
 
 
+def settings_of(conf: cfg.ConfigOpts) -> Settings:
+    """Return the options by which it is decided about images."""
+    group = conf[bootcache_conf.GROUP]
+    return Settings(properties.parse_size(group.default_quota),
+                    properties.parse_size(group.max_quota), group.boot_marker,
+                    group.build_snapshots, group.verify_signatures, group.profile_boots)
+
+
 class ImageWork:
-    """Does what takes long, in the manager's threads.
+    """Does the steps, in the controller's threads.
 
     :param conf: configuration of the storage service.
     :param retiring: tells whether servers may need an image's base.
+    :ivar transfers: the bases that are being got.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
-                 tiers: StorageTiers, profile_boots: NovaProfileBoots, states: States,
-                 disk_room: DiskRoom, retiring: Retiring):
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots, disk_room: DiskRoom,
+                 retiring: Retiring):
         self._options = conf
         self._conf: Any = conf[bootcache_conf.GROUP]
         self._store = store
@@ -171,13 +186,37 @@ class ImageWork:
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
-        self._states = states
         self._disk_room = disk_room
         self._retiring = retiring
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
-        self._inheriting = Inheriting(store, states, images)
+        self._inheriting = Inheriting(store, images)
         self.transfers = Transfers()
+        # Until when servers of a snapshot wait for its first cache image, in monotonic seconds.
+        self._waited_until: cachetools.LRUCache[str, float] = cachetools.LRUCache(_MOST_WAITED)
+
+    def do(self, job: ImageJob, image: ImageFacts | None) -> None:
+        """Do a job's step.
+
+        :param image: as Glance described it; None for RETIRE, and to store a cache image otherwise.
+
+        :raises Cancelled: if the image has become another one meanwhile.
+        :raises Exception: what :func:`policy.failed` turns into the image's state.
+        """
+        if job.step == Step.RETIRE:
+            self._retiring.retire(job.image_id)
+        elif job.step == Step.BUILD:
+            self.build(image, job)
+        elif image is not None:
+            record = self.get_base(image, job)
+            if job.step == Step.RECORD:
+                self.record(image, record, job)
+            elif record.goal is Goal.SERVE and not self.inherit(image, job):
+                save(self._store, job, lambda record: record.standing_at(Standing.DONE))
+
+    def is_waited_for(self, image_id: str) -> bool:
+        """Tell whether servers of a snapshot are to wait, while its first cache image is made."""
+        return time.monotonic() < self._waited_until.get(image_id, 0.0)
 
     def has_base(self, image: ImageFacts) -> bool:
         """Tell whether the base of an image's content is here, so that nothing has to be got.
@@ -195,18 +234,24 @@ class ImageWork:
         """Tell whether a base is here that is not to be looked at again."""
         manifest = self._store.load(image.image_id)
         return manifest is not None and self.has_base(image) \
-            and not decisions.is_by_other_rules(manifest) \
-            and not decisions.is_unverified(manifest)
+            and not policy.is_by_other_rules(manifest) \
+            and not policy.is_unverified(manifest)
 
-    def get_base(self, image: ImageFacts, job: BuildJob) -> Manifest:
+    def ready_in(self, image_id: str) -> float | None:
+        """Return the seconds until an image's base is here, at least; None if nobody knows."""
+        return self.transfers.seconds_left(image_id, _BASES_AT_ONCE)
+
+    def source(self, image: ImageFacts) -> str:
+        """Return where an image's base comes from: a directory of Glance's, or empty for Glance."""
+        return next((directory for directory in self._conf.glance_store_dirs
+                     if os.path.isfile(os.path.join(directory, image.image_id))), '')
+
+    def get_base(self, image: ImageFacts, job: ImageJob) -> Manifest:
         """Get an image's base, look into it, and serve it.
 
         :returns: the manifest, with the base.
         :raises BootcacheError: if it cannot be had, or not be served.
         """
-        parent = self._inheriting.parent(image)
-        job.parent = '' if parent is None else parent.image_id
-        job.is_child = not job.forced and parent is not None
         manifest = self._note_signature(image, job)
         if self.has_base(image) and self._ceph.serves(image, manifest.made.base_path):
             manifest = self._looked_at_again(manifest, image, job)
@@ -225,18 +270,21 @@ class ImageWork:
             signature = self._signatures.verify(image, verifier, path, job.check_cancelled)
             inspected = self._inspected(path, image, job)
             self._give_older_up(manifest, image)
-            made = dataclasses.replace(
-                manifest.made, image_format=inspected.image_format,
-                stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes,
-                base_path=path, base_hash=image.image_hash, base_file=file,
-                look_rules=inspection.RULES, signature=signature)
-            if manifest.made.base_hash != image.image_hash:
-                # What was made of the content before is of no use.
-                made = dataclasses.replace(
-                    made, working_set=None, cache_image=None,
-                    base_export=naming.content_export_name(image.image_id, image.image_hash))
             in_ceph = places.is_clone(manifest.made.base_path)
-            manifest = self._states.note(job, made)
+
+            def has_base(record: Manifest) -> Manifest:
+                if record.made.base_hash != image.image_hash:
+                    # What was made of the content before is of no use.
+                    record = record.making(
+                        working_set=None, cache_image=None, base_export=naming.content_export_name(
+                            image.image_id, image.image_hash))
+                return record.making(
+                    image_format=inspected.image_format, stored_bytes=image.stored_bytes,
+                    virtual_bytes=inspected.virtual_bytes, base_path=path,
+                    base_hash=image.image_hash, base_file=file, look_rules=inspection.RULES,
+                    signature=signature)
+
+            manifest = save(self._store, job, has_base)
         except BaseException:
             self._drop(image.image_id, path)
             raise
@@ -247,7 +295,7 @@ class ImageWork:
         self._tiers.serve(manifest)
         return manifest
 
-    def _inspected(self, path: str, image: ImageFacts, job: BuildJob) -> Inspected:
+    def _inspected(self, path: str, image: ImageFacts, job: ImageJob) -> Inspected:
         with self._ceph.looked_at(path, self._store.directory(image.image_id),
                                   job.check_cancelled) as file:
             inspected = inspection.inspect(
@@ -255,7 +303,7 @@ class ImageWork:
         inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
         return inspected
 
-    def _looked_at_again(self, manifest: Manifest, image: ImageFacts, job: BuildJob) -> Manifest:
+    def _looked_at_again(self, manifest: Manifest, image: ImageFacts, job: ImageJob) -> Manifest:
         """Look at a base that is here if it was accepted by other rules, or is unverified."""
         if self.is_at_hand(image):
             return manifest
@@ -263,23 +311,23 @@ class ImageWork:
                                             manifest.made.base_path, job.check_cancelled)
         inspected = self._inspected(manifest.made.base_path, image, job)
         LOG.info('image %s: its base is accepted by the rules of now', image.image_id)
-        return self._states.note(job, dataclasses.replace(
-            manifest.made, image_format=inspected.image_format,
-            virtual_bytes=inspected.virtual_bytes, look_rules=inspection.RULES,
-            signature=signature))
+        return save(self._store, job, lambda record: record.making(
+            image_format=inspected.image_format, virtual_bytes=inspected.virtual_bytes,
+            look_rules=inspection.RULES, signature=signature))
 
-    def inherit(self, image: ImageFacts, job: BuildJob) -> bool:
+    def inherit(self, image: ImageFacts, job: ImageJob) -> bool:
         """Give a snapshot that has no working set that of its server's image: see
         ``Inheriting.inherit``."""
-        job.wait_for_build(snapshotrules.BUILD_SECONDS)
-        job.is_child = self._inheriting.inherit(image, job)
-        return job.is_child
+        self._waited_until[image.image_id] = time.monotonic() + snapshotrules.BUILD_SECONDS
+        return self._inheriting.inherit(image, job)
 
-    def _note_signature(self, image: ImageFacts, job: BuildJob) -> Manifest:
+    def _note_signature(self, image: ImageFacts, job: ImageJob) -> Manifest:
         """Note by which signature the base is to be verified, so that one try is all there is."""
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
-        noted = decisions.signed_anew(manifest, image, self._conf.verify_signatures, time.time())
-        return manifest if noted is manifest else self._states.note(job, noted.made)
+        noted = policy.signed_anew(manifest, image, self._conf.verify_signatures, time.time())
+        return manifest if noted is manifest else save(
+            self._store, job, lambda record: record.making(
+                working_set=None, cache_image=None, signed_as=noted.made.signed_as, signature=''))
 
     def _drop(self, image_id: str, path: str) -> None:
         """Remove a file that was made in vain; not one that a manifest names, nor Glance's own."""
@@ -303,57 +351,56 @@ class ImageWork:
                 or not self._exporter.retire(image.image_id, with_base=True):
             raise exception.BuildFailed('', Reason.OLDER_CONTENT_IN_USE)
 
-    def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: BuildJob,
-                         record: bool) -> None:
-        """Run a profile boot and build from what it read.
+    def record(self, image: ImageFacts, record: Manifest, job: ImageJob) -> None:
+        """Run a profile boot; a cache image of what it reads is built next.
 
-        :param record: False to use the working set that there is, if there is one.
+        :param record: the image's, with its base.
         :raises BootcacheError: with what went wrong and the cure.
         """
-        manifest = self._store.load(job.image_id) or Manifest(job.image_id)
-        working_set = None if record else self._store.load_working_set(manifest)
-        if working_set is None or not manifest.made.base_path:
-            if not manifest.made.base_path:
-                manifest = self.get_base(image, job)
-            manifest, working_set = self._record(image, manifest, policy, job)
-        self._build(manifest, working_set, job)
-
-    def _record(self, image: ImageFacts, manifest: Manifest, policy: properties.Policy,
-                job: BuildJob) -> tuple[Manifest, WorkingSet]:
-        self._states.enter(job, ImageState.RECORDING)
-        result = self._profile_boots.run(image, manifest.made.virtual_bytes, policy, job)
+        wished = record.wished
+        asked = Policy(wished.quota, wished.boot_marker, wished.settle)
+        job.phase = ImageState.RECORDING
+        result = self._profile_boots.run(image, record.made.virtual_bytes, asked, job)
         job.check_cancelled()
         name = self._store.save_working_set(image.image_id, result.working_set)
         steps.reached('record: kept')
         info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
                               result.working_set.granularity, self._profile_boots.recorded_by,
-                              result.ended_by, round(result.boot_seconds, 1), policy.boot_marker)
-        made = dataclasses.replace(manifest.made, working_set=info)
-        return self._states.note(job, made, ImageState.BUILDING), result.working_set
+                              result.ended_by, round(result.boot_seconds, 1), asked.boot_marker)
+        save(self._store, job, lambda known: dataclasses.replace(
+            known, goal=Goal.BUILD).making(working_set=info).wishing(requested=False))
 
-    def build_again(self, job: BuildJob, in_passing: bool = False) -> bool:
-        """Build from the working set that there is.
+    def build(self, image: ImageFacts | None, job: ImageJob) -> None:
+        """Build a cache image from the working set that there is; without one a boot is recorded.
 
-        :param in_passing: the cache image that there is is as good: it stays, and so does all else,
-            if there is no room beside it, or the building fails.
-        :returns: True: the job is done.
+        :param image: None if the cache image is right and only stored in another way than is
+            wanted: then it stays, if there is no room beside it, or the building fails.
         """
-        manifest = self._store.load(job.image_id)
-        working_set = manifest and self._store.load_working_set(manifest)
-        if manifest is not None and working_set and manifest.made.base_path \
-                and not manifest.has_older_base:
-            (self._build_in_passing if in_passing else self._build)(manifest, working_set, job)
-        return True
+        record = self._store.load(job.image_id)
+        working_set = record and self._store.load_working_set(record)
+        if record is None or not working_set or not record.made.base_path \
+                or record.has_older_base:
+            if image is not None:
+                save(self._store, job, lambda known: dataclasses.replace(
+                    known, goal=Goal.RECORD).making(working_set=None))
+        elif image is None:
+            self._build_in_passing(record, working_set, job)
+        else:
+            parent = self._inheriting.parent(image)
+            job.parent = '' if parent is None else parent.image_id
+            job.is_child = record.made.cache_image is None and record.made.working_set is not None \
+                and record.made.working_set.recorded_by == snapshotrules.PARENT
+            self._build(record, working_set, job)
 
     def _build_in_passing(self, manifest: Manifest, working_set: WorkingSet,
-                          job: BuildJob) -> None:
+                          job: ImageJob) -> None:
         image_id = manifest.image_id
         try:
             self._build(manifest, working_set, job, in_passing=True)
         except exception.Cancelled:
             raise
         except Exception as error:
-            self._states.leave(job)
+            job.phase = None
             LOG.log(logging.INFO if isinstance(error, exception.StorageNodeFull) else logging.ERROR,
                     'image %s: its cache image stays as it is, and is built anew later: %s',
                     image_id, error)
@@ -361,10 +408,10 @@ class ImageWork:
                 # The exporter may have been told of the other one.
                 self._tiers.serve(self._store.load(image_id) or manifest)
 
-    def _build(self, manifest: Manifest, working_set: WorkingSet, job: BuildJob,
+    def _build(self, manifest: Manifest, working_set: WorkingSet, job: ImageJob,
                in_passing: bool = False) -> None:
         if not in_passing:
-            self._states.enter(job, ImageState.BUILDING)
+            job.phase = ImageState.BUILDING
         # The quota is as it is now.
         manifest = self._store.load(manifest.image_id) or manifest
         made, quota = manifest.made, manifest.wished.quota
@@ -373,11 +420,12 @@ class ImageWork:
         room = min(quota, workingset.total_bytes(clusters) + cachelayout.metadata_bytes(
             clusters, self._conf.cluster_size, made.virtual_bytes))
         with self._disk_room.kept(manifest.image_id, room, in_passing):
-            self._states.enter(job, ImageState.BUILDING)
+            job.check_cancelled()
+            job.phase = ImageState.BUILDING
             self._build_within(room, manifest, working_set, job)
 
     def _build_within(self, room: int, manifest: Manifest, working_set: WorkingSet,
-                      job: BuildJob) -> None:
+                      job: ImageJob) -> None:
         made, quota = manifest.made, manifest.wished.quota
         compression = Compression(self._conf.compression)
         name = self._store.new_name('cache', cachelayout.file_suffix(compression))
@@ -409,7 +457,8 @@ class ImageWork:
             self._serve_built(manifest.making_all(made), path)
             steps.reached('build: served')
             job.compares = job.is_child
-            self._states.done(job, made)
+            save(self._store, job, lambda record: record.making(
+                cache_image=info, built_from=made.built_from).standing_at(Standing.DONE))
         except BaseException:
             # Each try makes another one.
             self._drop(manifest.image_id, path)

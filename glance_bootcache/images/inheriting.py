@@ -3,16 +3,18 @@
 Beside their cache image there is its difference from their parent's: bootcache/difference.py.
 """
 
+import dataclasses
+
 from oslo_log import log as logging
 
 from bootcache import difference, exception, properties
 from bootcache.cacheimage import Base
-from bootcache.manifest import CacheInfo, Manifest
+from bootcache.manifest import CacheInfo, Goal, Manifest
 from glance_bootcache import snapshotrules
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
-from glance_bootcache.images.states import States
-from glance_bootcache.profileboot.job import BuildJob
+from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.images.saving import save
+from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
@@ -24,9 +26,8 @@ class Inheriting:
     :param images: Glance.
     """
 
-    def __init__(self, store: ImageStore, states: States, images: Images):
+    def __init__(self, store: ImageStore, images: Images):
         self._store = store
-        self._states = states
         self._images = images
 
     def parent(self, image: ImageFacts) -> Manifest | None:
@@ -36,7 +37,7 @@ class Inheriting:
             else self._store.load(parent_id)
         return parent if snapshotrules.may_be_parent(parent, image.owner) else None
 
-    def inherit(self, image: ImageFacts, job: BuildJob) -> bool:
+    def inherit(self, image: ImageFacts, job: ImageJob) -> bool:
         """Make the working set of a snapshot's parent its own, if it has a base and none yet.
 
         :returns: whether there is one to build from now, and no cache image.
@@ -48,7 +49,10 @@ class Inheriting:
                 or manifest.made.cache_image is not None:
             return False
         if manifest.made.working_set is not None:
-            return manifest.made.working_set.recorded_by == snapshotrules.PARENT
+            if manifest.made.working_set.recorded_by != snapshotrules.PARENT:
+                return False
+            save(self._store, job, lambda record: dataclasses.replace(record, goal=Goal.BUILD))
+            return True
         parents = None if parent is None else self._store.load_working_set(parent)
         if parent is None or parents is None or parent.made.working_set is None \
                 or parents.image_hash != parent.made.base_hash:
@@ -57,13 +61,14 @@ class Inheriting:
         if not working_set.extents:
             return False
         name = self._store.save_working_set(image.image_id, working_set)
-        self._states.note(job, manifest.making(working_set=snapshotrules.described(
-            parent.made.working_set, name, working_set)).made)
+        info = snapshotrules.described(parent.made.working_set, name, working_set)
+        save(self._store, job, lambda record: dataclasses.replace(
+            record, goal=Goal.BUILD).making(working_set=info))
         LOG.info('image %s: a snapshot of a server of image %s, whose working set of %d bytes it'
                  ' has', image.image_id, parent.image_id, working_set.bytes)
         return True
 
-    def parent_id(self, child: Manifest, job: BuildJob) -> str:
+    def parent_id(self, child: Manifest, job: ImageJob) -> str:
         """Return the parent of a snapshot that is about to be built, as far as is known here.
 
         :returns: an empty string of what is no snapshot, or of what Glance has to be asked for.
@@ -72,7 +77,7 @@ class Inheriting:
         return job.parent or ('' if before is None else before.parent)
 
     def make_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
-                        job: BuildJob) -> None:
+                        job: ImageJob) -> None:
         """Make the difference of a cache image that was just built from that of its parent.
 
         Where it is the snapshot's first one it is served by now, and servers wait for the
@@ -98,7 +103,7 @@ class Inheriting:
             job.compares = False
 
     def _make_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
-                         job: BuildJob) -> None:
+                         job: ImageJob) -> None:
         parent = self._known_parent(child, parent_id)
         path = None if parent is None else self._store.cache_path(parent)
         if parent is None or path is None or parent.made.cache_image is None \

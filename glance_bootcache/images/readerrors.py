@@ -27,7 +27,8 @@ from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.reasons import Cause, Reason
 from glance_bootcache.ceph import basenode
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.images.jobs import Jobs, Turns
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.turns import Turns
 from glance_bootcache.storage import exporter, inspection
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
@@ -58,7 +59,7 @@ class ReadErrors:
     :param ceph: bases that stay there.
     """
 
-    def __init__(self, store: ImageStore, exporter: Exporters, tiers: StorageTiers, jobs: Jobs,
+    def __init__(self, store: ImageStore, exporter: Exporters, tiers: StorageTiers, jobs: Running,
                  ceph: CephBases):
         self._store = store
         self._exporter = exporter
@@ -226,10 +227,9 @@ class ReadErrors:
             return current.making(base_path='', cache_image=None).standing_at(
                 Standing.FAILED, cause)
 
-        with self._store.lock:
-            # Whatever a job makes, it makes of this base.
-            self._jobs.cancel(image_id)
-            changed = self._store.change(image_id, fail)
+        changed = self._store.change(image_id, fail)
+        # Whatever a step makes, it makes of this base.
+        self._jobs.cancel(image_id)
         if changed is not None and changed.state is ImageState.SKIPPED:
             LOG.error('image %s: its base is not served until this service starts again: %s',
                       image_id, cause)

@@ -31,9 +31,11 @@ from bootcache.rpc.messages import (
     StoredExport,
 )
 from bootcache.workingset import WorkingSet
-from glance_bootcache import decisions, snapshotrules
+from glance_bootcache import snapshotrules
 from glance_bootcache.availability import served
-from glance_bootcache.images.manager import Manager
+from glance_bootcache.images import policy
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.running import Running
 from glance_bootcache.profileboot.job import ProfileReport
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
@@ -227,12 +229,13 @@ class ReportedBoots:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporters,
-                 manager: Manager, tiers: StorageTiers):
+                 controller: Controller, running: Running, tiers: StorageTiers):
         self._tiers = tiers
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
-        self._manager = manager
+        self._controller = controller
+        self._running = running
         # Boots in a row that brought nothing new, by image and working set: how many of whom.
         # Guarded by the lock, which is held for dictionary steps only.
         self._nothing_new: cachetools.LRUCache[_Known, Counts] = \
@@ -253,22 +256,22 @@ class ReportedBoots:
         if message.profile_token is not None:
             return self._plan_profile(manifest, message, message.profile_token)
         if manifest is not None and not manifest.made.base_path and (
-                manifest.is_missing or (decisions.is_put_off(manifest)
-                                        and self._manager.jobs.of(image_id) is None)):
-            # To wait would be in vain; upkeep tries again.
+                manifest.is_missing or (policy.is_put_off(manifest)
+                                        and self._running.of(image_id) is None)):
+            # To wait would be in vain; it is tried again by itself.
             return _stock(manifest)
         if manifest is None or (not manifest.made.base_path and (
                 manifest.standing in (Standing.WANTED, Standing.DONE)
                 or snapshotrules.is_left(manifest))):
-            self._manager.prepare(image_id)
-            if manifest is None and self._manager.missing.is_unknown(image_id):
+            if manifest is None and self._controller.is_unknown(image_id):
                 return {'action': BootAction.STOCK,
                         'reason': 'Glance does not have the image'}
+            self._controller.prepare(image_id)
             return {'action': BootAction.WAIT, 'reason': 'the image\'s base is being prepared',
-                    'ready_in': self._manager.ready_in(image_id)}
+                    'ready_in': self._controller.ready_in(image_id)}
         if not manifest.made.base_path:
             return _stock(manifest)
-        content, gives_out = self._tiers.check(manifest), decisions.gives_out(manifest)
+        content, gives_out = self._tiers.check(manifest), policy.gives_out(manifest)
         if content is Content.WRONG or not gives_out:
             # Whoever fetched a wrong one would find that out, and boot cold as well.
             manifest = manifest.making(cache_image=None)
@@ -284,16 +287,14 @@ class ReportedBoots:
             return {**_stock(manifest), **described}
         if server_id:
             self._tiers.note_use(image_id, time.time())
-        job = self._manager.jobs.of(image_id)
-        if server_id and job is not None and job.is_waited_for \
-                and (cache is None or job.compares):
+        if server_id and self._controller.is_waited_for(manifest):
             # Its base can be read now, for servers that do not wait.
             return {**described, 'action': BootAction.WAIT, 'ready_in': None,
                     'reason': 'the cache image of the snapshot is being built'}
         if cache is None:
             if manifest.made.working_set is not None and server_id:
                 # It was evicted, or is damaged; this boot does without.
-                self._manager.rebuild(image_id)
+                self._controller.rebuild(image_id)
             described = {'action': BootAction.COLD, **described}
         else:
             described = {'action': BootAction.CACHE, **described,
@@ -324,7 +325,7 @@ class ReportedBoots:
 
     def _plan_profile(self, manifest: Manifest | None, message: PlanBoot, token: str
                       ) -> dict[str, Any]:
-        job = self._manager.jobs.of(message.image_id)
+        job = self._running.of(message.image_id)
         if manifest is None or job is None or not job.owns(token) \
                 or job.phase is not ImageState.RECORDING:
             return {'action': BootAction.STOCK,
@@ -380,7 +381,7 @@ class ReportedBoots:
 
         :returns: False if the message belongs to none that is in hand.
         """
-        job = self._manager.jobs.of(message.image_id)
+        job = self._running.of(message.image_id)
         if job is None or not job.owns(message.profile_token):
             return False
         job.heard(message.recorded_bytes)
@@ -392,7 +393,7 @@ class ReportedBoots:
         :returns: False if it belongs to none that is in hand.
         :raises InvalidWorkingSet: if it does not fit the image.
         """
-        job = self._manager.jobs.of(message.image_id)
+        job = self._running.of(message.image_id)
         manifest = self._store.load(message.image_id)
         if job is None or manifest is None or message.profile_token is None \
                 or not job.owns(message.profile_token):
@@ -430,7 +431,7 @@ class ReportedBoots:
             raise exception.InvalidWorkingSet(
                 f'granularity {message.granularity!r} is not one of {_GRANULARITIES}')
         seen = self._read(manifest, message)
-        if not self._manager.takes_report(manifest):
+        if not self._controller.takes_report(manifest):
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
             return ''
@@ -465,12 +466,11 @@ class ReportedBoots:
         info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
                               improved.granularity, 'server', message.ended_by,
                               round(message.boot_seconds, 1), manifest.wished.boot_marker, version)
-        if not self._manager.set_working_set(manifest, info):
+        if not self._controller.set_working_set(manifest, info):
             os.unlink(self._store.path(image_id, name))
             return
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
                  version, improved.bytes, message.host, info.ended_by)
-        self._manager.rebuild(image_id)
 
     def _improve(self, manifest: Manifest, seen: WorkingSet, expected: ExpectedBoot | None,
                  message: ReportBoot, only_host: bool) -> WorkingSet | None:
@@ -544,7 +544,7 @@ class ReportedBoots:
         export = self._exporter.ensure_stored(manifest, whose)
         described = self._exporter.describe(manifest, whose)
         return StoredExport(
-            manifest.wished.settle and not decisions.is_unverified(manifest),
+            manifest.wished.settle and not policy.is_unverified(manifest),
             tuple(described['server']), described['tls'], export, described['base_export'],
             manifest.made.stored_bytes, manifest.made.base_hash, manifest.made.image_format,
             manifest.made.signature)

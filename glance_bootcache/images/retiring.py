@@ -1,8 +1,6 @@
-"""Images that are skipped: no longer given out at once, and forgotten when no server needs them."""
+"""Images that are skipped: no longer served, as far as no server needs them, and then forgotten."""
 
-import time
-from collections.abc import Callable
-
+import cachetools
 from oslo_log import log as logging
 
 from bootcache import exception, naming, steps
@@ -17,9 +15,8 @@ from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
-# Of a round. Where Nova hangs it takes a minute to find that out, and others wait for this thread.
-ROUND_SECONDS = 30
 _MOST_SHOWN = 20
+_MOST_KEPT = 10_000
 # By so much Nova's clock may be ahead.
 _CLOCKS_SECONDS = 60
 # What keeps a base.
@@ -30,84 +27,58 @@ CONNECTED = 'a compute host that is connected'
 
 
 class Retiring:
-    """Stops serving images whose manifest says that they are skipped.
+    """Stops serving images whose record says that they are skipped.
 
-    :param store: its lock guards what is waiting, too.
     :param needs: which bases compute hosts need.
     :param hosts: let go of what is forgotten.
-    :param clock: monotonic seconds.
     """
 
     def __init__(self, store: ImageStore, exporter: Exporters, tiers: StorageTiers,
-                 profile_boots: NovaProfileBoots, needs: ReportedNeeds, hosts: Hosts,
-                 clock: Callable[[], float] = time.monotonic):
+                 profile_boots: NovaProfileBoots, needs: ReportedNeeds, hosts: Hosts):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
         self._needs = needs
         self._hosts = hosts
-        self._clock = clock
-        # Images whose base is still read, or could not be given up, and why; the one that was
-        # looked at last at the end. Guarded by the store's lock.
-        self._waiting: dict[str, str] = {}
-
-    def waiting(self) -> list[str]:
-        """Return the images that are looked at with the next ``retry``, in this order."""
-        with self._store.lock:
-            return list(self._waiting)
-
-    def later(self, image_id: str) -> None:
-        """Look at a skipped image with the next ``retry``."""
-        with self._store.lock:
-            self._waiting.setdefault(image_id, '')
-
-    def retry(self) -> None:
-        """Go on with the images whose base was in use, until the time of a round is over."""
-        until = self._clock() + ROUND_SECONDS
-        for image_id in self.waiting():
-            if self._clock() >= until:
-                return
-            self.retire(image_id)
+        # Why each image's base was kept when that was asked last: for people.
+        self._kept: cachetools.LRUCache[str, str] = cachetools.LRUCache(_MOST_KEPT)
 
     def retire(self, image_id: str) -> None:
         """Stop serving a skipped image; its base stays while ``is_needed``."""
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            self._waiting.pop(image_id, None)
-            if manifest is not None and manifest.standing is not Standing.SKIPPED:
-                return
-        why = self._stop_serving(image_id, manifest)
+        record = self._store.load(image_id)
+        if record is None or record.standing is not Standing.SKIPPED:
+            return
+        why = self._stop_serving(image_id, record)
         self._tiers.forget(image_id)
         steps.reached('retire: withdrawn')
-        why = why or self._let_go_if_deleted(image_id)
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            if manifest is None or manifest.standing is not Standing.SKIPPED:
-                return
-            is_deleted = manifest.wished.availability is Availability.DELETED
-            if why or (is_deleted and not self._hosts.is_let_go(image_id)):
-                # Or it was deleted just now.
-                self._waiting[image_id] = why
-            elif is_deleted:
-                self._store.remove(image_id)
-            elif manifest.made.base_path:
-                self._store.put(manifest.making(base_path=''))
+        is_deleted = record.wished.availability is Availability.DELETED
+        why = why or (self._let_go(image_id) if is_deleted else '')
+        self._kept[image_id] = why
+        if why:
+            return
 
-    def _let_go_if_deleted(self, image_id: str) -> str:
+        def is_retired(current: Manifest) -> bool:
+            return current.standing is Standing.SKIPPED \
+                and (current.wished.availability is Availability.DELETED) == is_deleted
+
+        if is_deleted:
+            self._store.remove(image_id, is_retired)
+        else:
+            self._store.change(image_id, lambda current: current.making(base_path='')
+                               if is_retired(current) else current)
+
+    def _let_go(self, image_id: str) -> str:
         """Have all hosts let go of an image before it is forgotten: that is a row of the database.
 
-        :returns: why that cannot be yet; empty if it is done, or is not to be.
+        :returns: why that cannot be yet; empty if it is done.
         """
-        manifest = self._store.load(image_id)
-        if manifest is None or manifest.wished.availability is not Availability.DELETED:
-            return ''
         try:
             self._hosts.let_go(image_id)
         except exception.DatabaseAway as error:
             LOG.warning('image %s: cannot be forgotten yet: %s', image_id, error)
             return str(error)
-        return ''
+        return '' if self._hosts.is_let_go(image_id) else 'hosts are not told yet'
 
     def withdraw(self, image_id: str) -> None:
         """Serve an image's cache image no more for now."""
@@ -117,7 +88,7 @@ class Retiring:
             LOG.warning('image %s: cannot be withdrawn from hosts that fetch it: %s', image_id,
                         error)
 
-    def _stop_serving(self, image_id: str, manifest: Manifest | None) -> str:
+    def _stop_serving(self, image_id: str, manifest: Manifest) -> str:
         """Serve the cache image no more, and the base if no server needs it.
 
         :returns: why the base is served still; empty if nothing of the image is any more.
@@ -125,7 +96,7 @@ class Retiring:
         try:
             # Before Nova is asked, which may take its time.
             self._exporter.retire(image_id, with_base=False)
-            if manifest is not None and not served(manifest.wished.availability).base_to_settle:
+            if not served(manifest.wished.availability).base_to_settle:
                 self._exporter.cut_off(naming.export_name(naming.EXPORT_STORED, image_id))
             why = self.why_needed(image_id)
             gone = self._exporter.retire(image_id, with_base=not why)
@@ -168,6 +139,6 @@ class Retiring:
         kept = [f'host {name}' for name in hosts[:_MOST_SHOWN]]
         if len(hosts) > _MOST_SHOWN:
             kept.append(f'{len(hosts) - _MOST_SHOWN} more')
-        with self._store.lock:
-            why = self._waiting.get(image_id, '')
-        return kept + [why] * (why not in ('', NAMED))
+        record, why = self._store.load(image_id), self._kept.get(image_id, '')
+        is_skipped = record is not None and record.standing is Standing.SKIPPED
+        return kept + [why] * (is_skipped and why not in ('', NAMED))

@@ -14,8 +14,8 @@ from bootcache import exception, signatures
 from bootcache.reasons import Reason
 from bootcache.util import threads
 from bootcache.util.backoff import CircuitBreaker
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images
+from glance_bootcache.images.policy import ImageFacts
 
 LOG = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Manifest
-from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.profileboot.job import BuildJob
+from glance_bootcache.images.running import Running
+from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -25,7 +25,7 @@ class DiskRoom:
     :param tiers: plan what leaves, by the cloud's last uses.
     """
 
-    def __init__(self, store: ImageStore, jobs: Jobs, exporter: Exporters, tiers: StorageTiers):
+    def __init__(self, store: ImageStore, jobs: Running, exporter: Exporters, tiers: StorageTiers):
         self._store = store
         self._jobs = jobs
         self._exporter = exporter
@@ -155,7 +155,7 @@ class DiskRoom:
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True
 
-    def _remove(self, manifest: Manifest, job: BuildJob | None) -> bool:
+    def _remove(self, manifest: Manifest, job: ImageJob | None) -> bool:
         """Serve a cache image no more, and remove it.
 
         :param job: what is in hand for it.
@@ -169,13 +169,11 @@ class DiskRoom:
             self._tiers.forget(manifest.image_id)
         return True
 
-    def _drop(self, image_id: str, cache_image: CacheInfo, job: BuildJob | None) -> bool:
+    def _drop(self, image_id: str, cache_image: CacheInfo, job: ImageJob | None) -> bool:
         """Remove a cache image's file, unless something else was taken in hand for it meanwhile."""
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            if manifest is None or manifest.made.cache_image is None:
-                return True
-            if self._jobs.of(image_id) is not job or manifest.made.cache_image != cache_image:
-                return False
-            self._store.put(manifest.making(cache_image=None))
-            return True
+        if self._jobs.of(image_id) is not job:
+            return False
+        manifest = self._store.change(
+            image_id, lambda record: record.making(cache_image=None)
+            if record.made.cache_image == cache_image else record)
+        return manifest is None or manifest.made.cache_image is None

@@ -1,13 +1,12 @@
 """What is in hand for one image, shared by its worker and the RPC calls that report."""
 
 import dataclasses
-import math
 import secrets
 import threading
 import time
 
 from bootcache import exception
-from bootcache.manifest import ImageState
+from bootcache.manifest import ImageState, Manifest
 from bootcache.workingset import WorkingSet
 
 
@@ -28,13 +27,14 @@ class ProfileReport:
 
 
 @dataclasses.dataclass
-class BuildJob:
-    """One recording and building.
+class ImageJob:
+    """One step of an image.
 
     All attributes are set by one thread each; ``changed`` wakes the worker.
 
     :ivar image_id: the image.
-    :ivar forced: asked for by an operator.
+    :ivar step: what is done.
+    :ivar begun: the image's record when it was begun.
     :ivar token: secret that proves a server or a report to belong to this profile boot.
     :ivar cancelled: set when the image was deleted or opted out.
     :ivar host: the compute host that records, once it has asked.
@@ -44,16 +44,15 @@ class BuildJob:
     :ivar quota: bytes that the profile boot may read.
     :ivar boot_marker: by which it is known to be over.
     :ivar phase: what it does now, RECORDING or BUILDING; None while it waits, or gets a base.
-    :ivar is_learned: a server's boot was reported while this one waited for its turn.
     :ivar parent: id of the image that a snapshot's server was made of; empty if none is known.
     :ivar is_child: the image is a snapshot that has its working set from its server's image.
-    :ivar waited_until: monotonic time until which its servers wait for its cache image.
     :ivar compares: the cache image is there, and what differs from its parent's is being made.
     :ivar is_without_older: the image's older cache image went, as disk had no room for both.
     """
 
     image_id: str
-    forced: bool = False
+    step: str = ''
+    begun: Manifest | None = None
     token: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
     changed: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -64,26 +63,14 @@ class BuildJob:
     quota: int = 0
     boot_marker: str = ''
     phase: ImageState | None = None
-    is_learned: bool = False
     is_without_older: bool = False
     parent: str = ''
     is_child: bool = False
     compares: bool = False
-    waited_until: float = math.inf
 
     def owns(self, token: str | None) -> bool:
         """Tell whether a token is this job's, in constant time."""
         return token is not None and secrets.compare_digest(token.encode(), self.token.encode())
-
-    def wait_for_build(self, seconds: float) -> None:
-        """Have servers wait for the cache image no longer than for so many seconds from now."""
-        self.waited_until = time.monotonic() + seconds
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether servers of a snapshot are to wait, as its cache image is about to be built."""
-        return self.is_child and not self.cancelled.is_set() \
-            and time.monotonic() < self.waited_until
 
     def restart(self) -> None:
         """Begin anew with another server; reports that belong to the old one do not count."""

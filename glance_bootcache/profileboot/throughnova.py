@@ -26,10 +26,10 @@ from bootcache.bootend import BootMarker
 from bootcache.rpc import messages
 from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images
+from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.profileboot import notbooted
-from glance_bootcache.profileboot.job import BuildJob, ProfileReport
+from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 
 LOG = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class NovaProfileBoots:
             raise
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-            job: BuildJob) -> ProfileReport:
+            job: ImageJob) -> ProfileReport:
         """Boot a server, wait until its host reports that its boot is over, and delete it.
 
         :raises ServiceAway: if Nova cannot run one now, for what is no fault of the image.
@@ -214,7 +214,7 @@ class NovaProfileBoots:
             raise exception.ProfileBootFailed(f'Nova refused a profile boot: {error}') from error
 
     def _run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-             job: BuildJob) -> ProfileReport:
+             job: ImageJob) -> ProfileReport:
         flavor = choose_flavor(
             flavors_of(self._client), self._conf.profile_flavor,
             max(image.min_ram, MIN_RAM), image.min_disk, virtual_bytes)
@@ -248,7 +248,7 @@ class NovaProfileBoots:
                  len(report.working_set.extents))
         return report
 
-    def _wait(self, server_id: str, policy: properties.Policy, job: BuildJob,
+    def _wait(self, server_id: str, policy: properties.Policy, job: ImageJob,
               began: float) -> ProfileReport:
         """Wait for the report of the host, which sees the end of the boot."""
         active_at: float | None = None
@@ -286,7 +286,7 @@ class NovaProfileBoots:
         return job.report
 
     @staticmethod
-    def _not_started(server: Any, job: BuildJob) -> exception.BootcacheError:
+    def _not_started(server: Any, job: ImageJob) -> exception.BootcacheError:
         fault = getattr(server, 'fault', {}).get('message', 'no reason given.').strip()
         what = f'server of flavor {getattr(server, "flavor", {}).get("original_name", "?")}'
         if job.host:
@@ -297,7 +297,7 @@ class NovaProfileBoots:
             ' driver in profile_availability_zone')
 
     @staticmethod
-    def _unheard(server: Any, job: BuildJob) -> exception.BootcacheError:
+    def _unheard(server: Any, job: ImageJob) -> exception.BootcacheError:
         if job.host:
             return _RecordingLost(f'compute host {job.host} stopped reporting; was nova-compute'
                                   ' restarted, or does it not reach the message bus?')
@@ -310,7 +310,7 @@ class NovaProfileBoots:
             ' nova-scheduler\'s enabled_filters; then "bootcache image build'
             f' {job.image_id}" tries again')
 
-    def _checked(self, server_id: str, policy: properties.Policy, job: BuildJob,
+    def _checked(self, server_id: str, policy: properties.Policy, job: ImageJob,
                  report: ProfileReport) -> str:
         """Return what ended a boot, as it was reported and as Nova knows.
 
@@ -330,7 +330,7 @@ class NovaProfileBoots:
         notbooted.check(report.ended_by, report.line, job.recorded_bytes)
         return report.ended_by
 
-    def _was_stopped(self, server_id: str, job: BuildJob) -> bool:
+    def _was_stopped(self, server_id: str, job: ImageJob) -> bool:
         """Tell whether a server whose host says that it goes comes to be off, and does not go.
 
         Nova stops one whose guest has switched itself off, and says so when that is done.
@@ -349,7 +349,7 @@ class NovaProfileBoots:
             job.wait(_POLL_SECONDS)
         return False
 
-    def _has_marked(self, server_id: str, policy: properties.Policy, job: BuildJob) -> bool:
+    def _has_marked(self, server_id: str, policy: properties.Policy, job: ImageJob) -> bool:
         return BootMarker(policy.boot_marker, f'image {job.image_id}').seen(
             lambda: self._console(server_id))
 

@@ -11,7 +11,7 @@ from bootcache.rpc.messages import SENDER, HoldingsAnswer, Message
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
-from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc import messagesize
 from glance_bootcache.rpc.operators import Operators
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 class Endpoints:
     """Has a method for each message of bootcache.rpc.messages, where its meaning is described.
 
-    :param manager: keeps the images.
+    :param controller: keeps the images.
     :param boots: answers compute hosts.
     :param hosts: know what compute hosts hold.
     :param operators: answers operators.
@@ -38,10 +38,10 @@ class Endpoints:
 
     target = messaging.Target(version=messages.VERSION)
 
-    def __init__(self, manager: Manager, boots: ReportedBoots, hosts: Hosts, operators: Operators,
-                 warming: Warming, needs: ReportedNeeds, rejected: RejectedMessages,
-                 offers: ExchangeOffers, snapshots: SnapshotJobs):
-        self._manager = manager
+    def __init__(self, controller: Controller, boots: ReportedBoots, hosts: Hosts,
+                 operators: Operators, warming: Warming, needs: ReportedNeeds,
+                 rejected: RejectedMessages, offers: ExchangeOffers, snapshots: SnapshotJobs):
+        self._controller = controller
         self._boots = boots
         self._hosts = hosts
         self._operators = operators
@@ -54,11 +54,11 @@ class Endpoints:
     def image_registered(self, ctxt: Any, message: messages.ImageRegistered) -> None:
         """The Glance hook saw an import."""
         LOG.info('image %s: announced by the Glance hook', message.image_id)
-        self._manager.consider(message.image_id)
+        self._controller.image_changed(message.image_id)
 
     def plan_boot(self, ctxt: Any, message: messages.PlanBoot) -> dict[str, Any]:
         """A compute host starts a server."""
-        self._manager.host_reported()
+        self._controller.host_reported()
         return self._offers.tell(self._boots.plan_boot(message), message.host)
 
     def report_progress(self, ctxt: Any, message: messages.ReportProgress) -> None:
@@ -79,7 +79,7 @@ class Endpoints:
 
     def report_holdings(self, ctxt: Any, message: messages.ReportHoldings) -> HoldingsAnswer:
         """A compute host tells what it holds."""
-        self._manager.host_reported()
+        self._controller.host_reported()
 
         def reject(refusal: MessageRefused) -> None:
             self._rejected.record(message.method, refusal, message.host)
@@ -184,11 +184,11 @@ class Endpoints:
 
     def build_image(self, ctxt: Any, message: messages.BuildImage) -> None:
         """An operator wants an image recorded anew."""
-        self._manager.consider(message.image_id, forced=True)
+        self._controller.build(message.image_id)
 
     def delete_image(self, ctxt: Any, message: messages.DeleteImage) -> bool:
         """An operator wants a cache image gone."""
-        return self._manager.forget(message.image_id, held=True)
+        return self._controller.evict(message.image_id)
 
     def pin_image(self, ctxt: Any, message: messages.PinImage) -> bool:
         """An operator wants a cache image to stay, or no longer."""

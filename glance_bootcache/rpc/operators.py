@@ -11,7 +11,9 @@ from bootcache.manifest import IN_HAND, ImageState, Manifest
 from bootcache.rpc.messages import PAGE_ENTRIES
 from glance_bootcache.exchange.offers import Given
 from glance_bootcache.hosts.holdings import Hosts
-from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.running import Running
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -21,16 +23,19 @@ LOG = logging.getLogger(__name__)
 class Operators:
     """Answers the command ``bootcache``; bootcache.rpc.messages has the meaning of the answers.
 
-    :param manager: does what takes more than a change of a manifest.
+    :param controller: does what takes more than a change of a record.
+    :param retiring: knows why bases are kept.
     :param hosts: what compute hosts hold.
     :param given: what they told of files that came from other hosts.
     """
 
-    def __init__(self, store: ImageStore, tiers: StorageTiers, manager: Manager, hosts: Hosts,
-                 given: Given):
+    def __init__(self, store: ImageStore, tiers: StorageTiers, controller: Controller,
+                 running: Running, retiring: Retiring, hosts: Hosts, given: Given):
         self._store = store
         self._tiers = tiers
-        self._manager = manager
+        self._controller = controller
+        self._running = running
+        self._retiring = retiring
         self._hosts = hosts
         self._given = given
 
@@ -38,9 +43,9 @@ class Operators:
 
     def _describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return a manifest with the progress of what is in hand, as plain values."""
-        job = self._manager.jobs.of(manifest.image_id)
-        state = self._manager.jobs.state(manifest)
-        reason = manifest.reason or self._manager.jobs.turn(manifest.image_id)
+        job = self._running.of(manifest.image_id)
+        state = self._running.state(manifest)
+        reason = manifest.reason or self._running.waits_for(manifest.image_id)
         if not reason and state is ImageState.READY and manifest.made.working_set is not None:
             reason = ending.doubt(manifest.made.working_set.ended_by)
         return {**dataclasses.asdict(manifest.wished), **dataclasses.asdict(manifest.made),
@@ -48,7 +53,9 @@ class Operators:
                 'image_hash': manifest.image_hash, 'updated_at': manifest.updated_at,
                 'progress': None if job is None else {'host': job.host,
                                                       'recorded_bytes': job.recorded_bytes},
-                'in_hand': state in IN_HAND, 'medium': self._medium(manifest)}
+                'in_hand': state in IN_HAND or (bool(manifest.goal)
+                                                and state is not ImageState.FAILED),
+                'medium': self._medium(manifest)}
 
     def _medium(self, manifest: Manifest) -> str | None:
         return self._tiers.medium(manifest.image_id).value if manifest.made.cache_image else None
@@ -63,7 +70,7 @@ class Operators:
         """Return an image, or None if it is not known."""
         manifest = self._store.load(image_id)
         return None if manifest is None else {
-            **self._describe(manifest), 'kept_for': self._manager.retiring.kept_for(image_id)}
+            **self._describe(manifest), 'kept_for': self._retiring.kept_for(image_id)}
 
     def get_working_set(self, image_id: str) -> dict[str, Any] | None:
         """Return an image's working set document, or None."""
@@ -112,7 +119,7 @@ class Operators:
                 f'image {image_id} is pinned; "bootcache unpin {image_id}" first')
         if hosts is not None:
             return self._hosts.order_eviction(image_id, hosts)
-        self._manager.let_go(image_id)
+        self._controller.let_go(image_id)
         LOG.info('image %s: all hosts let go of its cache image, as an operator says', image_id)
         self._tiers.demote(image_id)
         return [entry['host'] for entry in self._hosts.holders(image_id)]

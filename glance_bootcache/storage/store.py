@@ -178,6 +178,14 @@ class ImageStore:
         self.save(stamped)
         return stamped
 
+    def add(self, manifest: Manifest) -> Manifest:
+        """Make an image known, unless it is already; return what is known of it.
+
+        :raises OSError: if it cannot be written.
+        """
+        with self.lock:
+            return self.load(manifest.image_id) or self.put(manifest)
+
     def change(self, image_id: str, change: Callable[[Manifest], Manifest]) -> Manifest | None:
         """Change an image's manifest, and return what it is then; None if there is none.
 
@@ -250,8 +258,18 @@ class ImageStore:
             _THROTTLE.warning(name, 'image %s: its manifest cannot be read: %s', name, error)
             return self._read.get(self.path(name, _MANIFEST), (None, None))[1]
 
-    def remove(self, image_id: str) -> None:
-        """Forget an image; the manifest goes first, so that a crash leaves no half-true state."""
+    def remove(self, image_id: str,
+               is_retired: Callable[[Manifest], bool] = lambda manifest: True) -> None:
+        """Forget an image; the manifest goes first, so that a crash leaves no half-true state.
+
+        :param is_retired: tells whether it is to be, as it is now.
+        """
+        with self.lock:
+            manifest = self.load(image_id)
+            if manifest is None or is_retired(manifest):
+                self._remove(image_id)
+
+    def _remove(self, image_id: str) -> None:
         directory = self.directory(image_id)
         path = os.path.join(directory, _MANIFEST)
         self._read.pop(path, None)

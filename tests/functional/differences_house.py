@@ -16,9 +16,9 @@ from bootcache import tier
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.rpc.messages import PlanBoot
 from bootcache.workingset import Extent, WorkingSet, total_bytes
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom

@@ -104,7 +104,7 @@ class Service:
         self.manager = Manager(conf, self.store, self.glance, self.exporter, self.tiers,
                                NoServers(), ReportedNeeds(database),
                                Hosts(self.store, self.tiers, Orders(database)))
-        self.events = ImageEvents(self.manager.consider, self.manager.forget,
+        self.events = ImageEvents(self.changed, self.deleted,
                                   self.manager.fewer_see)
 
     def register(self, disk_format, make):
@@ -184,7 +184,6 @@ def registered():
 @pytest.mark.parametrize('name', HOSTILE)
 def test_a_hostile_image_is_skipped_and_leaves_nothing(registered, name):
     service, ids = registered
-    service.manager.publisher.publish(service.store.manifests())
     manifest = service.store.load(ids[name])
     assert manifest.standing is Standing.SKIPPED, manifest.reason
     assert re.search(HOSTILE[name][2], manifest.reason), manifest.reason

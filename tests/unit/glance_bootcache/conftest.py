@@ -22,9 +22,16 @@ from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
-from glance_bootcache.images import manager as manager_module
-from glance_bootcache.images.manager import Manager
+from glance_bootcache.images import controller as controller_module
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.deletions import Deletions
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.policy import Step
+from glance_bootcache.images.publishing import StatePublisher
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -38,6 +45,11 @@ from glance_bootcache.warming.runner import Warming
 @pytest.fixture
 def no_qemu(monkeypatch):
     """Inspecting and building without QEMU, which tests/functional runs for real."""
+    return without_qemu(monkeypatch)
+
+
+def without_qemu(monkeypatch):
+    """As ``no_qemu``."""
     controls = types.SimpleNamespace(refuse=None, building=lambda: None, builds=[])
 
     def inspect(path, disk_format, max_virtual_bytes):
@@ -86,10 +98,17 @@ def database(storage_conf, empty_database):
 
 @pytest.fixture
 def house(storage_conf, no_qemu, database):
-    """A manager with its neighbours; ``restart`` makes another one on the same state.
+    """A controller with its neighbours; ``restart`` makes another one on the same state.
 
     A deletion is believed at once, and a final state shown, unless a test says otherwise.
     """
+    with made_house(storage_conf, no_qemu, database) as house:
+        yield house
+
+
+@contextlib.contextmanager
+def made_house(storage_conf, no_qemu, database):
+    """As ``house``, in a block."""
     storage_conf.set_override('deletion_delay', 0, 'bootcache')
     storage_conf.set_override('show_state_after', 0, 'bootcache')
     with contextlib.ExitStack() as stack:
@@ -104,44 +123,77 @@ def house(storage_conf, no_qemu, database):
             house.needs, house.orders = ReportedNeeds(database), Orders(database)
             house.writer = Writer(database, [house.needs.changes, house.orders.changes])
             house.table = Hosts(house.store, house.tiers, house.orders, house.seconds)
-            house.manager = Manager(storage_conf, house.store, house.images, house.exporter,
-                                    house.tiers, house.boots, house.needs, house.table)
-            house.manager.missing._clock = house.seconds
-            house.hosts = ReportedBoots(storage_conf, house.store, house.exporter, house.manager,
-                                        house.tiers)
-            house.events = ImageEvents(house.manager.consider, house.manager.forget,
-                                       house.manager.fewer_see)
+            house.running = Running(storage_conf.bootcache.concurrent_builds)
+            house.retiring = Retiring(house.store, house.exporter, house.tiers, house.boots,
+                                      house.needs, house.table)
+            house.disk_room = DiskRoom(house.store, house.running, house.exporter, house.tiers)
+            house.deletions = Deletions(storage_conf.bootcache.deletion_delay, house.store,
+                                        house.images, house.seconds)
+            house.work = ImageWork(storage_conf, house.store, house.images, house.exporter,
+                                   house.tiers, house.boots, house.disk_room, house.retiring)
+            house.controller = Controller(
+                storage_conf, house.store, house.images, house.work, house.running, house.retiring,
+                house.deletions, StatePublisher(storage_conf, house.images), house.seconds)
+            house.hosts = ReportedBoots(storage_conf, house.store, house.exporter,
+                                        house.controller, house.running, house.tiers)
+            house.events = ImageEvents(house.controller.image_changed,
+                                       house.controller.image_deleted,
+                                       house.controller.member_removed)
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
-                                         house.tiers, house.boots, house.manager, house.needs,
+                                         house.tiers, house.boots, house.controller,
+                                         house.running, house.disk_room, house.needs,
                                          house.seconds)
             house.offers = ExchangeOffers(storage_conf, house.store, house.tiers)
-            house.operators = Operators(house.store, house.tiers, house.manager, house.table,
-                                        house.offers.given)
+            house.operators = Operators(house.store, house.tiers, house.controller, house.running,
+                                        house.retiring, house.table, house.offers.given)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
                                     house.seconds)
             house.rejected = RejectedMessages(house.seconds)
             house.endpoints = Sender(Endpoints(
-                house.manager, house.hosts, house.table, house.operators, house.warming,
+                house.controller, house.hosts, house.table, house.operators, house.warming,
                 house.needs, house.rejected,
                 house.offers, fakes_manager.FakeSnapshots()), house.rejected)
-            house.manager.host_reported()
-            stack.callback(give_up, house.manager)
-            return house.manager
+            house.controller.host_reported()
+            house.controller.start()
+            stack.callback(give_up, house.controller, house.running)
 
-        def give_up(manager):
-            # Manager.stop waits a second for idle threads; tests would take minutes.
-            manager.jobs._stopping.set()
-            for job in list(manager.jobs._jobs.values()):
-                job.cancel()
-            fakes_manager.until(lambda: not manager.jobs._jobs, 'the end of all jobs')
-            fakes_manager.until(lambda: not manager._preparing, 'the end of all preparing')
-            manager.jobs.stop(wait=False)
+        def give_up(controller, running):
+            # To wait for idle threads takes a second; tests would take minutes.
+            controller.stop(wait=False)
+            fakes_manager.until(lambda: not running.images(), 'the end of all steps')
 
-        def idle():
-            return not house.manager.jobs._jobs and not house.manager._preparing
+        def looked():
+            """Wait until all that is due was looked at; steps that read or record may go on."""
+            house.controller.queue.wake()
+            fakes_manager.until(lambda: house.controller.queue.is_idle() and not any(
+                job.step == Step.RETIRE for image in house.running.images()
+                if (job := house.running.of(image)) is not None), 'a look')
 
-        house.restart = restart
-        house.settle = lambda: fakes_manager.until(idle, 'the end of all jobs')
+        def settle():
+            house.controller.queue.wake()
+            fakes_manager.until(lambda: not house.running.images()
+                                and house.controller.queue.is_idle()
+                                and not house.running.images(), 'the end of all steps')
+
+        def then_looked(method):
+            def call(*arguments):
+                answer = method()(*arguments)
+                looked()
+                return answer
+            return call
+
+        def later(seconds):
+            """Let time pass, and what is due then be looked at."""
+            house.seconds.sleep(seconds)
+            looked()
+
+        house.restart, house.looked, house.settle, house.later = restart, looked, settle, later
+        house.changed = then_looked(lambda: house.controller.image_changed)
+        house.deleted = then_looked(lambda: house.controller.image_deleted)
+        house.build = then_looked(lambda: house.controller.build)
+        house.evict = then_looked(lambda: house.controller.evict)
+        house.once = then_looked(lambda: house.upkeep.once)
+        house.recover = then_looked(lambda: house.upkeep.recover)
         house.state = lambda image: (house.operators.get_image(image) or {}).get('state')
         restart()
         yield house
@@ -158,4 +210,4 @@ def cli(monkeypatch, tmp_path):
 @pytest.fixture(autouse=True)
 def generations_begin_at_one(monkeypatch):
     """Generations are at least the time: here it is the beginning of the epoch."""
-    monkeypatch.setattr(manager_module, 'time', types.SimpleNamespace(time=lambda: 0.0))
+    monkeypatch.setattr(controller_module, 'time', types.SimpleNamespace(time=lambda: 0.0))

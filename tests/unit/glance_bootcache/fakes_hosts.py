@@ -18,5 +18,5 @@ def holding(*images, generation=0, medium='disk', used=1000.0, size=7):
 def ready(house, *images):
     for image in images or (IMAGE,):
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
     house.settle()

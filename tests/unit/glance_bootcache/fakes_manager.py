@@ -15,8 +15,8 @@ import time
 from bootcache import exception, locks, properties
 from bootcache.tier import Eviction, Medium
 from bootcache.workingset import WorkingSet
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import published
+from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.profileboot.job import ProfileReport
 from glance_bootcache.storage.tiers import Content
 from glance_bootcache.warming.runner import Aggregate
@@ -55,12 +55,14 @@ def without_locks(*names):
     return decorate
 
 
-@without_locks('get', 'all', 'download', 'publish')
+@without_locks('get', 'all', 'download', 'members', 'publish')
 class FakeImages:
     """Glance with images of one megabyte, downloads included."""
 
     def __init__(self):
         self.images = {}
+        # Of shared images.
+        self.members_of = {}
         self.shown = []
         self.on_show = lambda image_id: None
         self.away = False
@@ -90,6 +92,10 @@ class FakeImages:
         if self.away:
             raise RuntimeError('Glance is away')
         return [facts for _content, facts in self.images.values()]
+
+    def members(self, image_id):
+        """As Images.members."""
+        return frozenset(self.members_of.get(image_id, ()))
 
     def publish(self, image_id, wanted, may_write):
         """As Images.publish; ``refuses`` has the error for a state, if there is one."""

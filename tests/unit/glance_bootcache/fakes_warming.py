@@ -8,7 +8,7 @@ OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 def make_ready(house, image=IMAGE, **properties):
     house.images.put(image, **properties)
-    house.manager.consider(image)
+    house.changed(image)
     house.settle()
     assert house.state(image) == 'ready'
 

@@ -14,8 +14,9 @@ from bootcache.rpc.messages import (
     ServeStored,
     StoredExport,
 )
-from glance_bootcache import availability, decisions
+from glance_bootcache import availability
 from glance_bootcache.availability import Served
+from glance_bootcache.images import policy
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -56,9 +57,9 @@ def bring(house, state):
     if state is A.DELETION_NOTIFIED:
         house.manager.missing._delay = 300
     if state in (A.DELETION_NOTIFIED, A.DELETED):
-        house.manager.forget(IMAGE)
+        house.deleted(IMAGE)
     else:
-        house.manager.consider(IMAGE)
+        house.changed(IMAGE)
     house.settle()
 
 
@@ -73,7 +74,7 @@ def recorded(house):
 def test_it_is_so(house, state):
     """With a server that runs from the base, and is not settled."""
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.boots.servers = {IMAGE}
     house.exporter.readers = {IMAGE}
@@ -106,7 +107,7 @@ def test_it_is_so(house, state):
 @pytest.mark.parametrize('state', [A.DEACTIVATED, A.OFF])
 def test_nor_is_it_given_by_exchange(house, state, monkeypatch):
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.boots.servers = {IMAGE}
     monkeypatch.setattr(house.offers, '_is_on', True)
@@ -120,13 +121,13 @@ def test_nor_is_it_given_by_exchange(house, state, monkeypatch):
 
 def test_what_a_deactivated_image_says_when_it_is_active_again(house):
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.boots.servers = {IMAGE}
     bring(house, A.DEACTIVATED)
     assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is None
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is True
 
@@ -137,19 +138,19 @@ def test_what_a_deactivated_image_says_when_it_is_active_again(house):
     ('deactivated', {'bootcache_mode': 'off'}, A.DEACTIVATED),
     ('active', {'bootcache_mode': ' OFF'}, A.OFF), ('importing', {}, A.ACTIVE)])
 def test_how_glance_tells(status, properties, state):
-    assert decisions.availability(decisions.ImageFacts(
+    assert policy.availability(policy.ImageFacts(
         IMAGE, status, 'raw', 'bare', 1, '', 0, 0, properties)) is state
 
 
 def test_an_image_that_is_not_to_be_settled_says_so_while_it_is_deactivated(house):
     house.images.put(IMAGE, settle='no')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.boots.servers = {IMAGE}
     house.images.put(IMAGE, status='deactivated', settle='no')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) == StoredExport(settle=False)
     # Its owner may have another wish meanwhile.
     house.images.put(IMAGE, status='deactivated')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is None

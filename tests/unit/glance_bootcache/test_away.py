@@ -105,9 +105,9 @@ def test_an_image_that_glance_did_not_give_is_got_later(house, monkeypatch):
     house.images.put(IMAGE)
     with monkeypatch.context() as patch:
         patch.setattr(house.images, 'download', download)
-        house.manager.consider(IMAGE)
+        house.changed(IMAGE)
         house.settle()
     assert house.state(IMAGE) == 'pending' and '503' in house.store.load(IMAGE).reason
-    house.manager.consider(IMAGE, again=True)
+    house.changed(IMAGE, again=True)
     house.settle()
     assert house.state(IMAGE) == 'ready'

@@ -43,7 +43,7 @@ def test_images_that_somebody_makes_up_do_not_fill_the_state_directory(house):
     house.images.away = True
     for _number in range(1100):
         with contextlib.suppress(RuntimeError):  # What is raised is logged, and the cast is over.
-            house.manager.consider(str(uuid.uuid4()))
+            house.changed(str(uuid.uuid4()))
     house.settle()
     assert len(list(house.store.manifests())) <= 1000
 
@@ -79,7 +79,7 @@ def test_a_file_store_that_hangs_stops_no_image_of_another(house, monkeypatch, t
     monkeypatch.setattr(imagework.savefile, 'file_digest', read)
     try:
         for image in images:
-            house.manager.consider(image)
+            house.changed(image)
         # The others never end.
         assert reached.wait(3)
     finally:

@@ -51,7 +51,7 @@ def house(house):
 
 def register(house, number, owner='one', content=b'1' * SIZE):
     house.images.put(image(number), content, owner=owner)
-    house.manager.consider(image(number))
+    house.changed(image(number))
     house.settle()
     return house.store.load(image(number))
 
@@ -69,7 +69,7 @@ def test_the_fourth_waits_for_the_hour_and_another_owners_does_not(house):
     assert manifest.cause.reason is Reason.TOO_MANY_CHANGES
     assert register(house, 9, owner='two').standing is done
     # Upkeep does not ask Glance about them in vain.
-    house.upkeep.recover()
+    house.recover()
     house.images.get = lambda image_id: pytest.fail('asked')
     house.upkeep.go_on(house.store.manifests())
     del house.images.get
@@ -91,7 +91,7 @@ def test_servers_of_one_that_waits_boot_as_ever(house):
     assert house.hosts.plan_boot(PlanBoot(image(7), 'host', 'server'))['action'] == 'wait'
     house.settle()
     assert house.hosts.plan_boot(PlanBoot(image(7), 'host', 'server'))['action'] == 'cold'
-    house.manager.consider(image(0), forced=True)
+    house.build(image(0))
     house.settle()
     assert house.store.load(image(0)).standing is Standing.DONE
 
@@ -111,7 +111,7 @@ def test_what_is_done_again_is_not_counted(house, monkeypatch):
         register(house, number)
     monkeypatch.setattr(inspection, 'RULES', 2)
     house.restart()
-    house.upkeep.recover()
+    house.recover()
     house.settle()
     assert standing(house, range(6)) == [Standing.DONE] * 6
 
@@ -124,7 +124,7 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
             image(number)).image_hash))
     for number in range(10, 13):
         register(house, number)
-    house.upkeep.recover()
+    house.recover()
     house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert standing(house, range(3)) == [Standing.DONE] * 3
@@ -137,6 +137,6 @@ def test_one_that_opts_out_and_in_again_is_counted(house):
     for _time in range(3):
         register(house, 0)
         house.images.put(image(0), mode='off', owner='one')
-        house.manager.consider(image(0))
+        house.changed(image(0))
         house.settle()
     assert register(house, 0).cause.reason is Reason.TOO_MANY_CHANGES

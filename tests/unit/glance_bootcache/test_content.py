@@ -22,7 +22,7 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 def ready(house, content):
     house.images.put(IMAGE, content)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     manifest = house.store.load(IMAGE)
     assert manifest.state == 'ready', manifest.reason
@@ -41,7 +41,7 @@ def test_a_base_whose_file_is_another_one_is_got_anew(house):
     one = ready(house, b'1' * 4096)
     assert one.made.base_file == savefile.signature(one.made.base_path)
     os.utime(one.made.base_path, ns=(1, 1))
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     two = house.store.load(IMAGE)
     assert two.state == 'ready' and two.made.base_path != one.made.base_path
@@ -52,7 +52,7 @@ def test_a_base_that_an_earlier_version_got_keeps_its_name(house):
     """Gateways of hosts are connected to it."""
     one = ready(house, b'1' * 4096)
     house.store.put(one.making(base_export=''))
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     assert house.store.load(IMAGE).made.base_export == ''
     two = ready(house, b'2' * 4096)
@@ -64,13 +64,13 @@ def test_older_content_is_given_to_no_new_server_and_never_taken_for_the_new_one
     one = ready(house, b'1' * 4096)
     house.exporter.readers.add(IMAGE)
     house.images.put(IMAGE, b'2' * 4096)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'stock' and 'cache_export' not in answer
     assert answer['base_export'] and answer['image_hash'] == one.image_hash
     house.exporter.readers.clear()
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     manifest = house.store.load(IMAGE)
     assert manifest.state == 'ready' and manifest.made.base_hash != one.made.base_hash
@@ -87,7 +87,7 @@ def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
     house.boots.servers = {IMAGE} if who == 'Nova' else set()
     house.images.put(IMAGE, b'2' * 4096)
     for _try in range(2):
-        house.manager.consider(IMAGE, forced=True)
+        house.build(IMAGE)
         house.settle()
         manifest = house.store.load(IMAGE)
         assert manifest.made.base_path == one.made.base_path and 'older content' in manifest.reason
@@ -95,7 +95,7 @@ def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
             assert stream.read() == b'1' * 4096
     house.needs.note('one', HostReport(needs=frozenset()))
     house.boots.servers = set()
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     assert house.store.load(IMAGE).reason == '' and not os.path.exists(one.made.base_path)
 
@@ -112,7 +112,7 @@ def test_while_new_content_is_got_no_server_gets_the_older_one(house, monkeypatc
 
     house.images.download = slowly
     house.images.put(IMAGE, b'2' * 4096)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert begun.wait(20)
     answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'stock' and 'cache_image' not in answer
@@ -127,11 +127,11 @@ def test_a_restart_while_a_cache_image_is_built_again_needs_no_new_recording(hou
     gate = threading.Event()
     house.qemu.building = lambda: gate.wait(20)
     if change == 'evicted':
-        house.manager.disk_room.evict(IMAGE)
+        house.disk_room.evict(IMAGE)
         house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     else:
         house.images.put(IMAGE, b'1' * 4096, quota='1MiB')
-        house.manager.consider(IMAGE)
+        house.changed(IMAGE)
     until(lambda: house.state(IMAGE) == 'building', 'a build')
     cut_short = house.manager
     house.restart()
@@ -139,7 +139,7 @@ def test_a_restart_while_a_cache_image_is_built_again_needs_no_new_recording(hou
         job.cancel()
     gate.set()
     until(lambda: not cut_short.jobs._jobs, 'its end')
-    house.upkeep.recover()
+    house.recover()
     house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     house.settle()
     assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
@@ -154,7 +154,7 @@ def waiting(house):
     house.first = ready(house, b'1' * 4096)
     house.needs.note('one', HostReport(needs=frozenset([IMAGE])))
     house.images.put(IMAGE, b'2' * 4096)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert 'older content' in house.store.load(IMAGE).reason
     return house
@@ -198,7 +198,7 @@ def test_the_service_looks_by_itself(waiting, monkeypatch):
     waiting.upkeep.recovered = True
     waiting.needs.note('one', HostReport(needs=frozenset()))
     for _round in range(2):
-        waiting.upkeep.once()
+        waiting.once()
         waiting.seconds.now += 60
     waiting.settle()
     assert waiting.state(IMAGE) == 'ready' and waiting.store.load(IMAGE).reason == ''
@@ -206,7 +206,7 @@ def test_the_service_looks_by_itself(waiting, monkeypatch):
 
 def test_pauses_grow_while_it_is_needed(waiting):
     asked = []
-    waiting.manager.retiring.is_needed = lambda image_id: asked.append(waiting.seconds.now) or True
+    waiting.retiring.is_needed = lambda image_id: asked.append(waiting.seconds.now) or True
     for _minute in range(60 * 12):
         look(waiting)
     pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
@@ -215,7 +215,7 @@ def test_pauses_grow_while_it_is_needed(waiting):
 
 def test_nothing_is_downloaded_while_a_server_needs_the_older_content(waiting):
     waiting.images.download = lambda image_id: pytest.fail('downloaded')
-    waiting.manager.consider(IMAGE, forced=True)
+    waiting.build(IMAGE)
     waiting.settle()
     assert 'older content' in waiting.store.load(IMAGE).reason
 
@@ -297,7 +297,7 @@ def test_exports_of_a_base_that_was_given_up_are_not_served_as_the_new_content(h
         Standing.FAILED, Cause(Reason.FAILED, 'it cannot be read')))
     house.exporter.readers.add(IMAGE)
     house.images.put(IMAGE, b'2' * 4096)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'failed' and 'older content' in house.store.load(IMAGE).reason
     assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is None
@@ -315,7 +315,7 @@ def test_a_base_that_cannot_be_noted_is_removed(house, monkeypatch, error):
 
     monkeypatch.setattr(house.manager._states, 'note', note)
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert [name for name in os.listdir(house.store.directory(IMAGE)) if 'base' in name] == []
 
@@ -328,12 +328,12 @@ def test_servers_of_the_new_content_do_not_need_the_older_one(house, monkeypatch
     one = ready(house, b'1' * 4096)
     now[0], house.boots.servers, house.boots.created = 1000.0, {IMAGE}, {IMAGE: 600.0}
     house.images.put(IMAGE, b'2' * 4096)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert 'older content' in house.store.load(IMAGE).reason
     # An operator who asks again changes nothing; the older servers are deleted then.
     now[0] = 5000.0
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     house.boots.created[IMAGE] = created
     house.older = OlderContent(house.store, house.manager, house.seconds)
@@ -342,7 +342,7 @@ def test_servers_of_the_new_content_do_not_need_the_older_one(house, monkeypatch
     # Of the content that is here, all count.
     if ends:
         house.boots.created[IMAGE] = 9000.0
-        assert house.manager.retiring.is_needed(IMAGE)
+        assert house.retiring.is_needed(IMAGE)
 
 
 def test_an_image_that_a_job_skips_is_retired_without_a_restart(house):
@@ -350,9 +350,9 @@ def test_an_image_that_a_job_skips_is_retired_without_a_restart(house):
     one = ready(house, b'1' * 4096)
     house.qemu.refuse = 'a backing file'
     house.images.put(IMAGE, b'2' * 4096)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'skipped'
     house.upkeep.recovered = True
-    until(lambda: house.upkeep.once() or not os.path.exists(one.made.base_path), 'its end')
+    until(lambda: house.once() or not os.path.exists(one.made.base_path), 'its end')
     assert house.store.load(IMAGE).made.base_path == '' and IMAGE not in house.exporter.serving

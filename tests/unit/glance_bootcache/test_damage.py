@@ -23,7 +23,7 @@ def ready(house, storage_conf, database):
     house.tiers = StorageTiers(storage_conf, house.store, house.exporter, LastUses(database))
     house.restart()
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'ready'
     yield house
@@ -113,14 +113,14 @@ def test_meanwhile_it_is_evicted_also_if_it_is_pinned(ready, caplog):
     damage(ready, 'flipped')
     plan(ready)
     with caplog.at_level('INFO'):
-        ready.manager.disk_room.keep_quota(ready.store.manifests())
+        ready.disk_room.keep_quota(ready.store.manifests())
     manifest = ready.store.load(IMAGE)
     assert (manifest.state, manifest.made.cache_image) == ('served', None)
     assert manifest.made.working_set is not None and manifest.wished.pinned
     assert 'is evicted from storage disk' in caplog.text
     plan(ready)
     assert ready.state(IMAGE) == 'ready' and is_whole(ready)
-    ready.manager.disk_room.keep_quota(ready.store.manifests())
+    ready.disk_room.keep_quota(ready.store.manifests())
     assert ready.store.load(IMAGE).made.cache_image is not None
 
 
@@ -128,10 +128,10 @@ def test_what_is_being_fetched_is_evicted_later(ready):
     damage(ready, 'flipped')
     plan(ready)
     ready.exporter.fetching.add(IMAGE)
-    ready.manager.disk_room.keep_quota(ready.store.manifests())
+    ready.disk_room.keep_quota(ready.store.manifests())
     assert ready.store.load(IMAGE).made.cache_image is not None
     ready.exporter.fetching.clear()
-    ready.manager.disk_room.keep_quota(ready.store.manifests())
+    ready.disk_room.keep_quota(ready.store.manifests())
     assert ready.store.load(IMAGE).made.cache_image is None
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_one_that_cannot_be_built_again_serves_nobody(ready):
     ready.qemu.building = refuse
     for _ in range(3):
         assert plan(ready)['action'] == 'cold'
-    ready.manager.disk_room.keep_quota(ready.store.manifests())
+    ready.disk_room.keep_quota(ready.store.manifests())
     assert ready.state(IMAGE) == 'served'
     ready.qemu.building = lambda: None
     plan(ready)

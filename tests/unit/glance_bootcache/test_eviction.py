@@ -16,7 +16,7 @@ from bootcache import exception, locks, tier
 from bootcache.manifest import Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.tier import Eviction, Item, TierLimits
-from glance_bootcache import decisions
+from glance_bootcache.images import policy
 
 IMAGE, OTHER = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (7, 8))
 
@@ -25,7 +25,7 @@ IMAGE, OTHER = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (7,
 def ready(house):
     for image in (IMAGE, OTHER):
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
     house.settle()
     return house
 
@@ -48,7 +48,7 @@ def test_nobody_waits_for_an_exporter_that_does_not_answer(ready):
 
     def evict():
         try:
-            ready.manager.disk_room.evict(IMAGE)
+            ready.disk_room.evict(IMAGE)
         except exception.StorageDaemonError as error:
             refused.append(error)
 
@@ -60,7 +60,7 @@ def test_nobody_waits_for_an_exporter_that_does_not_answer(ready):
         ready.store.lock.release()
         for image in (IMAGE, OTHER):
             assert ready.hosts.plan_boot(PlanBoot(image, 'host', 'server'))['action'] == 'cache'
-            ready.manager.let_go(image)
+            ready.controller.let_go(image)
     finally:
         go_on.set()
         thread.join(20)
@@ -77,7 +77,7 @@ def test_the_file_goes_while_it_is_withdrawn_and_so_does_its_copy(ready):
         seen.append((os.path.exists(file), IMAGE in ready.tiers.forgotten, locks.held()))
 
     ready.exporter.withdrawn, ready.tiers.forgotten = withdrawn, []
-    assert ready.manager.disk_room.evict(IMAGE)
+    assert ready.disk_room.evict(IMAGE)
     assert seen == [(False, True, [])] and ready.state(IMAGE) == 'served'
 
 
@@ -96,7 +96,7 @@ def test_what_is_taken_in_hand_meanwhile_stays(ready, what):
             ready.store.put(manifest.making(cache_image=info))
 
     ready.exporter.on_withdrawal, ready.tiers.forgotten = change, []
-    assert not ready.manager.disk_room.evict(IMAGE)
+    assert not ready.disk_room.evict(IMAGE)
     assert path(ready) is not None and os.path.exists(path(ready))
     assert ready.tiers.forgotten == [], 'its copy in memory stays, too'
     for entry in job:
@@ -112,19 +112,19 @@ def test_what_is_gone_meanwhile_is_gone(ready, gone):
             ready.store.put(manifest.making(cache_image=None))
 
     ready.exporter.on_withdrawal = change
-    assert ready.manager.disk_room.evict(IMAGE)
+    assert ready.disk_room.evict(IMAGE)
 
 
 def test_one_that_is_fetched_or_in_hand_stays(ready):
     ready.exporter.fetching.add(IMAGE)
-    assert not ready.manager.disk_room.evict(IMAGE)
+    assert not ready.disk_room.evict(IMAGE)
     ready.exporter.fetching.clear()
     job = ready.manager.jobs.begin(IMAGE)
     asked = []
     ready.exporter.on_withdrawal = asked.append
-    assert not ready.manager.disk_room.evict(IMAGE) and asked == []
+    assert not ready.disk_room.evict(IMAGE) and asked == []
     ready.manager.jobs.end(job)
-    assert ready.manager.disk_room.evict(IMAGE)
+    assert ready.disk_room.evict(IMAGE)
     until(lambda: ready.state(IMAGE) == 'served', 'what is shown')
 
 
@@ -138,7 +138,7 @@ def test_whoever_calls_another_service_with_a_lock_is_told(ready, locks_in_their
 
 def test_two_that_are_built_at_the_same_time_count_for_each_other(ready, monkeypatch):
     """Each was found to have room before, and both together were over the quota."""
-    room, planned, ended = ready.manager.disk_room, [], []
+    room, planned, ended = ready.disk_room, [], []
     quota = 100
 
     def plan(_manifests, incoming, _busy):
@@ -182,7 +182,7 @@ def full(ready, monkeypatch):
 
 def test_the_older_one_counts_while_a_newer_one_is_built(full):
     """Both lie there until the newer one is noted: 120 bytes before, of 100."""
-    room, older = full.manager.disk_room, path(full)
+    room, older = full.disk_room, path(full)
     with room.kept(IMAGE, 40):
         assert path(full, OTHER) is None, 'it goes, though it was used later'
         assert path(full) == older and os.path.exists(older), 'it is given out meanwhile'
@@ -197,25 +197,25 @@ def test_a_build_that_cost_the_older_one_is_tried_again_by_itself(full, monkeypa
     job = full.manager.jobs.begin(IMAGE)
 
     def build():
-        with full.manager.disk_room.kept(IMAGE, 20 if had_room else 60):
+        with full.disk_room.kept(IMAGE, 20 if had_room else 60):
             raise error
 
     full.manager._states.guarded(job, build)
     manifest = full.store.load(IMAGE)
-    assert decisions.is_put_off(manifest) is not had_room and 'ill' in manifest.reason
+    assert policy.is_put_off(manifest) is not had_room and 'ill' in manifest.reason
     if had_room:
         assert manifest.standing is Standing.DONE and os.path.exists(path(full))
         return
     monkeypatch.setattr(full.tiers, 'plan_disk', lambda *_arguments: Eviction(True, ()))
     # As upkeep does after a while.
-    full.manager.consider(IMAGE, again=True)
+    full.changed(IMAGE, again=True)
     full.settle()
     assert os.path.exists(path(full)) and full.state(IMAGE) == 'ready'
 
 
 @pytest.mark.parametrize('what', ['other', 'both', 'fetched', 'too large'])
 def test_the_older_one_goes_first_where_there_is_no_room_for_both(full, what):
-    room, older = full.manager.disk_room, path(full)
+    room, older = full.disk_room, path(full)
     full.store.change(OTHER, lambda manifest: manifest.wishing(pinned=True))
     if what == 'both':
         full.store.change(IMAGE, lambda manifest: manifest.wishing(pinned=True))

@@ -32,17 +32,17 @@ def test_uses_and_contents_of_deleted_images_are_forgotten_while_the_service_run
                                                                                  database):
     for image in IMAGES:
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
         house.settle()
         house.hosts.plan_boot(PlanBoot(image, 'host', 'server'))
-    house.upkeep.once()
+    house.once()
     kept = house.store.load(IMAGES[0]).made.cache_image
     assert set(tiers._last_uses._last) == set(IMAGES) and len(tiers._contents._right) == 3
     for image in IMAGES[1:]:
         del house.images.images[image]
-        house.manager.forget(image)
+        house.deleted(image)
     house.settle()
-    house.upkeep.once()
+    house.once()
     assert set(tiers._last_uses._last) == {IMAGES[0]}
     assert set(tiers._contents._right) == {kept}
     assert tiers.check(house.store.load(IMAGES[0])) is Content.RIGHT, 'it is known as before'
@@ -66,13 +66,13 @@ def test_a_file_that_is_about_to_be_read_is_not_read_twice(tmp_path):
 def test_an_image_is_not_forgotten_before_hosts_can_be_told(house, database):
     """That they are to let go of it is a row: without it, hosts that are down would keep it."""
     house.images.put(IMAGES[0])
-    house.manager.consider(IMAGES[0])
+    house.changed(IMAGES[0])
     house.settle()
     del house.images.images[IMAGES[0]]
     with locked(database):
-        house.manager.forget(IMAGES[0])
+        house.deleted(IMAGES[0])
         house.settle()
         assert house.store.load(IMAGES[0]) is not None
         assert 'locked' in house.operators.get_image(IMAGES[0])['kept_for'][0]
-    house.manager.retiring.retry()
+    house.retiring.retry()
     assert house.store.load(IMAGES[0]) is None and Orders(database).is_for_all(IMAGES[0])

@@ -10,8 +10,9 @@ from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
 from bootcache.exception import MessageRefused
 from bootcache.manifest import Manifest, Standing, Wished
 from bootcache.rpc.messages import HoldingsAnswer, PlanBoot
-from glance_bootcache import availability, decisions
+from glance_bootcache import availability
 from glance_bootcache.hosts import holdings
+from glance_bootcache.images import policy
 
 
 @pytest.mark.parametrize('told, counts', [(NOW + 1, NOW), (NOW, NOW), (5.0, 5.0)])
@@ -52,7 +53,7 @@ def test_a_service_that_has_lost_its_state_leaves_the_hosts_warm(house, known_to
         del house.images.images[IMAGE]
     for _minute in range(3):
         assert house.table.report('one', holding(IMAGE)).drop == ()
-        house.upkeep.once()
+        house.once()
 
 
 def test_what_was_deleted_is_to_go_whenever_a_host_holds_it(house):
@@ -60,7 +61,7 @@ def test_what_was_deleted_is_to_go_whenever_a_host_holds_it(house):
     house.table.report('one', holding(IMAGE))
     house.table.report('two', holding(OTHER))
     del house.images.images[IMAGE]
-    house.manager.forget(IMAGE)
+    house.deleted(IMAGE)
     assert house.store.load(IMAGE) is None
     # Nothing is known of it any more, and a restart changes nothing.
     house.restart()
@@ -80,7 +81,7 @@ def test_a_report_that_says_no_news_drops_as_well(house):
     ready(house)
     house.table.report('one', holding(IMAGE))
     assert house.table.report('one', None) == HoldingsAnswer()
-    house.manager.forget(IMAGE, held=True)
+    house.evict(IMAGE)
     assert house.table.report('one', None) == HoldingsAnswer((IMAGE,))
     assert house.table.report('one', holding()) == HoldingsAnswer()
 
@@ -118,10 +119,10 @@ def test_a_service_that_was_restarted_asks_for_the_holdings(house):
 # Generations.
 
 @pytest.mark.parametrize('before, after', itertools.product(
-    ('', *decisions.VISIBILITIES, 'odd'), repeat=2))
+    ('', *policy.VISIBILITIES, 'odd'), repeat=2))
 def test_generations_and_visibility(before, after):
     order = {'public': 4, 'community': 3, 'shared': 2, 'private': 1}
-    seen = decisions.seen(Manifest(IMAGE, wished=Wished(visibility=before, generation=5)), after)
+    seen = policy.seen(Manifest(IMAGE, wished=Wished(visibility=before, generation=5)), after)
     fewer = before in order and after in order and order[after] < order[before]
     assert (seen.wished.visibility, seen.wished.generation) == (after or before, 5 + fewer)
 
@@ -171,12 +172,12 @@ def test_of_hosts_without_a_place_the_one_that_is_silent_for_longest_is_forgotte
 
 def test_an_image_that_fewer_people_may_see_leaves_the_hosts(house):
     house.images.put(IMAGE, visibility='public')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     plan = house.hosts.plan_boot(PlanBoot(IMAGE, 'one', 'server'))
     assert (plan['action'], plan['generation']) == ('cache', 0)
     house.images.put(IMAGE, visibility='private')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.table.report('one', holding(IMAGE)).drop == (IMAGE,)
     # Whoever may see it boots from its cache image as before.
     plan = house.hosts.plan_boot(PlanBoot(IMAGE, 'one', 'server'))
@@ -188,18 +189,18 @@ def test_an_image_that_fewer_people_may_see_leaves_the_hosts(house):
 def test_more_people_may_see_it(house):
     ready(house)
     house.images.put(IMAGE, visibility='public')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.store.load(IMAGE).wished.visibility == 'public'
     assert house.table.report('one', holding(IMAGE)).drop == ()
 
 
 def test_a_change_while_the_service_was_down_is_seen_by_its_start(house):
     house.images.put(IMAGE, visibility='public')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.images.put(IMAGE, visibility='shared')
     house.restart()
-    house.upkeep.recover()
+    house.recover()
     assert house.table.report('one', holding(IMAGE)).drop == (IMAGE,)
 
 
@@ -207,7 +208,7 @@ def test_an_image_of_an_earlier_version_has_no_visibility_yet(house):
     ready(house)
     house.store.save(house.store.load(IMAGE).wishing(visibility=''))
     house.images.put(IMAGE, visibility='private')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     manifest = house.store.load(IMAGE)
     assert (manifest.wished.visibility, manifest.wished.generation) == ('private', 0)
 
@@ -215,11 +216,11 @@ def test_an_image_of_an_earlier_version_has_no_visibility_yet(house):
 @pytest.mark.parametrize('status', ['importing', 'active', 'deactivated'])
 def test_visibility_is_noted_whatever_becomes_of_the_image(house, status):
     house.images.put(IMAGE, status=status, visibility='public')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.store.load(IMAGE).wished.visibility == 'public'
     house.images.put(IMAGE, status=status, visibility='private')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     manifest = house.store.load(IMAGE)
     assert (manifest.wished.visibility, manifest.wished.generation) == ('private', 1)
 
@@ -227,10 +228,10 @@ def test_visibility_is_noted_whatever_becomes_of_the_image(house, status):
 def test_what_changes_while_it_is_recorded_is_not_lost(house):
     house.boots.gate.clear()
     house.images.put(IMAGE, visibility='public')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.images.put(IMAGE, visibility='private')
-    house.manager.consider(IMAGE)
-    house.manager.let_go(IMAGE)
+    house.changed(IMAGE)
+    house.controller.let_go(IMAGE)
     house.boots.gate.set()
     house.settle()
     manifest = house.store.load(IMAGE)

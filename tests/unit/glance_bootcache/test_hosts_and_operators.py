@@ -87,7 +87,7 @@ def test_operators_see_where_an_image_is(house):
     entry = {'host': 'one', 'medium': 'disk', 'bytes': 7, 'last_use': 1000.0, 'seen': 3.0}
     assert house.endpoints.image_hosts({}, IMAGE)['hosts'] == [{**entry, 'leaving': False}]
     del house.images.images[IMAGE]
-    house.manager.forget(IMAGE)
+    house.deleted(IMAGE)
     # It is deleted, and one can see whether it has left the hosts.
     assert house.endpoints.image_hosts({}, IMAGE) \
         == {'storage': None, 'storage_bytes': None, 'hosts': [{**entry, 'leaving': True}],
@@ -220,7 +220,7 @@ def test_a_manifest_that_did_not_change_is_not_read_again(house, monkeypatch):
         patch.setattr(Manifest, 'load', lambda path: pytest.fail('it is read'))
         for _report in range(3):
             assert house.table.report('one', None).drop == ()
-    house.manager.let_go(IMAGE)
+    house.controller.let_go(IMAGE)
     assert house.table.report('one', None).drop == (IMAGE,)
 
 

@@ -21,7 +21,7 @@ OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 def ready(house, image=IMAGE, **properties):
     house.images.put(image, **properties)
-    house.manager.consider(image)
+    house.changed(image)
     house.settle()
     assert house.state(image) == 'ready'
 
@@ -31,7 +31,7 @@ def recording(house, image=IMAGE):
     house.boots.gate.clear()
     house.images.put(image)
     before = len(house.boots.jobs)
-    house.manager.consider(image)
+    house.changed(image)
     until(lambda: len(house.boots.jobs) > before, 'a profile boot')
     return house.boots.jobs[-1]
 
@@ -41,7 +41,7 @@ def test_a_name_is_noted_and_follows(house):
         house.images.put(IMAGE)
         content, facts = house.images.images[IMAGE]
         house.images.images[IMAGE] = content, dataclasses.replace(facts, name=name)
-        house.manager.consider(IMAGE)
+        house.changed(IMAGE)
         house.settle()
         assert house.operators.get_image(IMAGE)['name'] == name
 
@@ -53,7 +53,6 @@ def told(house):
 
 def test_a_registered_image_becomes_ready(house):
     ready(house)
-    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [(IMAGE, 'ready')]
     document = house.operators.get_image(IMAGE)
     assert document['in_hand'] is False and document['progress'] is None
@@ -70,53 +69,51 @@ def test_a_registered_image_becomes_ready(house):
 
 def test_hook_and_notifications_together_give_one_recording(house):
     house.images.put(IMAGE, status='importing')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.state(IMAGE) == 'pending' and not house.boots.jobs
     recording(house)
     for _ in range(3):
-        house.manager.consider(IMAGE)
+        house.changed(IMAGE)
     house.boots.gate.set()
     house.settle()
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
 
 
 def test_an_import_that_fails_is_told_and_may_come_again(house):
     house.images.put(IMAGE, status='importing', state='pending')
-    house.manager.consider(IMAGE)
-    house.upkeep.once()
+    house.changed(IMAGE)
+    house.once()
     assert house.state(IMAGE) == 'pending'
     # Glance's address to download from did not answer: it has put the image back.
     house.images.put(IMAGE, status='queued', state='pending')
-    house.upkeep.once()
+    house.once()
     assert house.state(IMAGE) == 'failed'
     assert 'import' in house.store.load(IMAGE).reason
-    house.upkeep.once()
-    house.manager.consider(IMAGE)
-    house.manager.publisher.publish(house.store.manifests())
+    house.once()
+    house.changed(IMAGE)
     assert house.images.shown == [], 'a property set now may break the next import'
     house.images.put(IMAGE, status='importing', state='pending')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.state(IMAGE) == 'pending'
     house.images.put(IMAGE)
-    house.upkeep.once()
+    house.once()
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
 
 def test_an_image_without_data_yet_is_not_waited_for(house):
     house.images.put(IMAGE, status='queued')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.state(IMAGE) is None and house.images.shown == []
     ready(house)
 
 
 def test_our_own_property_updates_start_nothing(house):
     """Each state that is shown makes Glance send image.update."""
-    house.images.on_show = house.manager.consider
+    house.images.on_show = house.controller.image_changed
     ready(house)
-    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [(IMAGE, 'ready')]
     assert len(house.boots.jobs) == 1 and len(house.qemu.builds) == 1
 
@@ -127,7 +124,7 @@ def test_no_more_boots_at_once_than_the_operator_allows(house):
     house.boots.gate.clear()
     for image in (IMAGE, OTHER):
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
     until(lambda: house.boots.running, 'a profile boot')
     assert sorted(house.state(image) for image in (IMAGE, OTHER)) == ['pending', 'recording']
     house.boots.gate.set()
@@ -139,7 +136,7 @@ def test_no_more_boots_at_once_than_the_operator_allows(house):
 def test_deleted_while_recording(house):
     job = recording(house)
     del house.images.images[IMAGE]
-    assert house.manager.forget(IMAGE) is True
+    house.deleted(IMAGE)
     house.settle()
     assert job.cancelled.is_set() and house.state(IMAGE) is None
     assert IMAGE not in house.exporter.serving and not house.qemu.builds
@@ -149,11 +146,11 @@ def test_deleted_while_recording(house):
 def test_deleted_while_building(house):
     def delete():
         del house.images.images[IMAGE]
-        house.manager.forget(IMAGE)
+        house.deleted(IMAGE)
 
     house.qemu.building = delete
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) is None and IMAGE not in house.exporter.serving
     assert not os.path.exists(house.store.directory(IMAGE))
@@ -163,38 +160,38 @@ def test_deleted_while_a_server_reads_from_its_base(house):
     ready(house)
     house.exporter.readers.add(IMAGE)
     del house.images.images[IMAGE]
-    house.manager.forget(IMAGE)
+    house.deleted(IMAGE)
     base = house.store.load(IMAGE).made.base_path
     assert os.path.exists(base) and house.state(IMAGE) == 'skipped'
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'stock'
     house.exporter.readers.clear()
-    house.manager.retiring.retry()
+    house.later(30)
     assert house.state(IMAGE) is None and not os.path.exists(base)
 
 
 def test_deleted_and_nobody_told(house):
     ready(house)
     house.images.put(OTHER)
-    house.manager.consider(OTHER)
+    house.changed(OTHER)
     house.settle()
     del house.images.images[IMAGE]
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.state(IMAGE) is None
 
 
 def test_forgetting_what_is_not_known(house):
-    assert house.manager.forget(IMAGE) is False
-    assert house.manager.forget(IMAGE, held=True) is False
+    assert house.deleted(IMAGE) is False
+    assert house.evict(IMAGE) is False
 
 
 def test_opted_out_while_recording_and_in_again(house):
     first = recording(house)
     house.images.put(IMAGE, mode='off')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert first.cancelled.is_set() and house.state(IMAGE) == 'skipped'
     # Before the first recording is on its way out.
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.boots.gate.set()
     until(lambda: house.state(IMAGE) == 'ready', 'ready')
     house.settle()
@@ -204,7 +201,7 @@ def test_opted_out_while_recording_and_in_again(house):
 def test_opted_out_when_ready(house):
     ready(house)
     house.images.put(IMAGE, mode='off')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert told(house) == ('skipped', 'bootcache_mode=off')
     assert IMAGE not in house.exporter.serving
     assert os.listdir(house.store.directory(IMAGE)) == ['manifest.json']
@@ -214,7 +211,7 @@ def test_opted_out_when_ready(house):
 
 def test_a_bad_property_is_told_and_its_correction_is_seen(house):
     house.images.put(IMAGE, quota='all')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert house.state(IMAGE) == 'skipped'
     assert 'bootcache_quota' in told(house)[1] and not house.boots.jobs
     ready(house, quota='1MiB')
@@ -235,18 +232,17 @@ def test_a_new_marker_boots_again(house):
 
 def test_a_refused_image_is_skipped_and_not_tried_again_by_itself(house):
     house.qemu.refuse = 'the image has a backing file'
-    house.images.on_show = house.manager.consider
+    house.images.on_show = house.controller.image_changed
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
-    house.manager.publisher.publish(house.store.manifests())
     house.settle()
     assert told(house) == ('skipped', 'the image has a backing file')
     assert house.images.shown == [(IMAGE, 'skipped')] and not house.boots.jobs
     # Another content is another matter.
     house.qemu.refuse = None
     house.images.put(IMAGE, content=b'\1' * (1 << 20))
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
@@ -256,14 +252,14 @@ def test_a_refused_image_is_skipped_and_not_tried_again_by_itself(house):
 def test_a_failed_boot_is_told_and_an_operator_can_try_again(house, error, reason):
     house.boots.fails = error
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'failed' and reason in told(house)[1]
     assert len(house.boots.jobs) == 1
     house.boots.fails = None
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
@@ -274,30 +270,30 @@ def test_a_failed_build_is_told(house):
 
     house.qemu.building = fail
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert told(house) == ('failed', 'differs')
 
 
 def test_held_until_an_operator_wants_it_again(house):
     ready(house)
-    assert house.manager.forget(IMAGE, held=True) is True
-    house.manager.consider(IMAGE)
+    assert house.evict(IMAGE) is True
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'skipped' and house.store.load(IMAGE).wished.held
     assert 'image build' in told(house)[1] and len(house.boots.jobs) == 1
     house.restart()
-    house.upkeep.recover()
+    house.recover()
     house.settle()
     assert house.state(IMAGE) == 'skipped'
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'ready' and not house.store.load(IMAGE).wished.held
 
 
 def test_held_while_recording(house):
     recording(house)
-    house.manager.forget(IMAGE, held=True)
+    house.evict(IMAGE)
     house.boots.gate.set()
     house.settle()
     assert house.state(IMAGE) == 'skipped' and not house.qemu.builds
@@ -306,11 +302,12 @@ def test_held_while_recording(house):
 def test_an_image_that_glance_cannot_be_asked_about_is_looked_at_again(house):
     house.images.away = True
     with pytest.raises(RuntimeError):
-        house.manager.consider(IMAGE)
+        house.changed(IMAGE)
     assert house.state(IMAGE) is None and not house.boots.jobs
     house.images.away = False
     house.images.put(IMAGE)
-    house.upkeep.follow_again()
+    house.seconds.sleep(60)
+    house.looked()
     until(lambda: house.state(IMAGE) is ImageState.READY)
 
 
@@ -318,12 +315,12 @@ def test_an_image_that_glance_cannot_be_asked_about_is_looked_at_again(house):
 def test_a_deleted_images_base_stays_while_nova_has_servers_of_it(house, away):
     ready(house)
     house.boots.servers, house.boots.away = {IMAGE}, away
-    base = house.manager._store.load(IMAGE).made.base_path
+    base = house.store.load(IMAGE).made.base_path
     del house.images.images[IMAGE]
-    house.manager.forget(IMAGE)
+    house.deleted(IMAGE)
     assert house.state(IMAGE) is ImageState.SKIPPED and os.path.exists(base)
     house.boots.servers, house.boots.away = set(), False
-    house.manager.retiring.retry()
+    house.later(30)
     assert house.state(IMAGE) is None and not os.path.exists(base)
 
 
@@ -334,11 +331,11 @@ def test_a_deleted_images_base_stays_while_a_host_says_that_it_needs_it(house):
     house.needs.note('of an earlier version', HostReport())
     base = house.store.load(IMAGE).made.base_path
     del house.images.images[IMAGE]
-    house.manager.forget(IMAGE)
-    house.manager.retiring.retry()
+    house.deleted(IMAGE)
+    house.later(30)
     assert house.state(IMAGE) is ImageState.SKIPPED and os.path.exists(base)
     house.needs.note('one', HostReport(needs=frozenset()))
-    house.manager.retiring.retry()
+    house.later(30)
     assert house.state(IMAGE) is None and not os.path.exists(base)
 
 
@@ -346,19 +343,19 @@ def test_an_image_that_is_opted_in_again_is_not_retired_any_more(house):
     ready(house)
     house.boots.servers = {IMAGE}
     house.images.put(IMAGE, mode='off')
-    house.manager.consider(IMAGE)
-    assert house.manager.retiring.waiting() == [IMAGE]
+    house.changed(IMAGE)
+    assert house.retiring.waiting() == [IMAGE]
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     until(lambda: house.state(IMAGE) is ImageState.READY)
     house.boots.servers = set()
-    house.manager.retiring.retry()
-    assert IMAGE in house.exporter.serving and not house.manager.retiring.waiting()
+    house.later(30)
+    assert IMAGE in house.exporter.serving and not house.retiring.waiting()
 
 
 @pytest.mark.parametrize('image', ['', '../x', 'x'])
 def test_only_image_ids(house, image):
-    for call in (house.manager.consider, house.manager.forget):
+    for call in (house.changed, house.deleted):
         with pytest.raises(ValueError):
             call(image)
 
@@ -367,7 +364,7 @@ def test_a_restart_in_the_midst_starts_again(house):
     house.images.put(IMAGE)
     house.store.save(Manifest(IMAGE, Standing.WANTED))
     house.restart()
-    house.upkeep.recover()
+    house.recover()
     assert house.upkeep.recovered
     house.settle()
     assert house.state(IMAGE) == 'ready'
@@ -376,11 +373,11 @@ def test_a_restart_in_the_midst_starts_again(house):
 
 def test_stopping_keeps_the_image_for_the_next_start(house):
     job = recording(house)
-    house.manager.stop()
+    house.controller.stop()
     assert job.cancelled.is_set() and house.store.load(IMAGE).standing is Standing.WANTED
     house.boots.gate.set()
     house.restart()
-    house.upkeep.recover()
+    house.recover()
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
@@ -389,7 +386,7 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     ready(house)
     older = house.operators.get_image(IMAGE)['cache_image']
     house.boots.gate.clear()
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     until(lambda: len(house.boots.jobs) == 2, 'the second profile boot')
     answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'cache' and answer['cache_image'] == older

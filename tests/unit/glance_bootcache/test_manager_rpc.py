@@ -21,7 +21,7 @@ def job(house):
     """A recording that waits in mid-boot."""
     house.boots.gate.clear()
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     until(lambda: house.boots.jobs, 'a profile boot')
     return house.boots.jobs[0]
 
@@ -94,7 +94,7 @@ def test_an_image_in_hand_boots_cold(house, job):
 def test_an_image_that_waits_for_its_profile_boot_boots_cold(house, job):
     other = IMAGE.replace('7', '8', 1)
     house.images.put(other)
-    house.manager.consider(other)
+    house.changed(other)
     until(lambda: house.store.load(other).made.base_path, 'the base')
     assert house.state(other) == 'pending'
     assert house.hosts.plan_boot(PlanBoot(other, 'host', 'server'))['action'] == 'cold'
@@ -189,10 +189,10 @@ def test_no_more_versions_than_the_operator_wants(house):
 def test_without_profile_boots_registering_serves_the_base(house):
     house.conf.set_override('profile_boots', False, 'bootcache')
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'served' and not house.boots.jobs
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
 
@@ -213,7 +213,7 @@ def test_building_evicts_what_was_used_least_recently(house):
     other = IMAGE.replace('7', '8', 1)
     house.tiers.evict = [IMAGE]
     house.images.put(other)
-    house.manager.consider(other)
+    house.changed(other)
     house.settle()
     evicted = house.store.load(IMAGE)
     assert evicted.state == 'served' and evicted.made.working_set
@@ -225,14 +225,14 @@ def test_what_is_being_fetched_is_not_evicted(house):
     report(house, [[0, 65536]])
     house.exporter.fetching.add(IMAGE)
     house.tiers.evict = [IMAGE]
-    house.manager.disk_room.keep_quota(house.store.manifests())
+    house.disk_room.keep_quota(house.store.manifests())
     assert house.store.load(IMAGE).made.cache_image is not None
 
 
 def test_without_room_on_storage_disk_nothing_is_built(house):
     house.tiers.fits = False
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'failed'
     assert 'storage_disk_quota' in house.operators.get_image(IMAGE)['reason']
@@ -257,7 +257,7 @@ def test_what_is_stored_of_an_image_that_gets_a_signature_is_not_for_settling(ho
     content, facts = house.images.images[IMAGE]
     house.images.images[IMAGE] = content, dataclasses.replace(
         facts, properties={**facts.properties, 'img_signature': 'x'})
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'skipped'
     assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is False
@@ -268,7 +268,7 @@ def test_a_deleted_images_servers_find_its_base(house, job):
     house.boots.servers.add(IMAGE)
     house.exporter.readers.add(IMAGE)
     del house.images.images[IMAGE]
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     answer = plan(house)
     assert answer['action'] == 'stock' and answer['base_export'] == f'base-{IMAGE}'
     assert 'cache_image' not in answer

@@ -85,15 +85,15 @@ def cloud(house):
     def register(count):
         for image in IMAGES[:count]:
             house.images.put(image)
-            house.manager.consider(image)
+            house.changed(image)
         house.settle()
         for image in IMAGES[:count]:
             house.operators.pin(image, True)
             assert house.hosts.plan_boot(PlanBoot(image, 'one', 'server'))['action'] == 'cache'
 
     house.register = register
-    house.rounds = lambda seconds: (house.upkeep.once(), house.seconds.sleep(seconds),
-                                    house.upkeep.once())
+    house.rounds = lambda seconds: (house.once(), house.seconds.sleep(seconds),
+                                    house.once())
     house.notify = lambda image: house.events.info({}, 'image.host', 'image.delete', {'id': image},
                                                    {})
     return house
@@ -129,7 +129,7 @@ def test_an_address_without_our_glance_forgets_nothing(cloud, count, elsewhere):
         assert 'does not have the image' in cloud.operators.get_image(known[0])['reason']
         assert cloud.exporter.serving[known[0]][1] is None
     cloud.restart()
-    cloud.upkeep.once()
+    cloud.once()
     cloud.settle()
     assert all(is_whole(cloud, image) for image in known)
     assert {action(cloud, image) for image in known} == {'cache'}
@@ -141,11 +141,11 @@ def test_without_a_restart_as_well(cloud):
     images = dict(cloud.images.images)
     cloud.images.images.clear()
     for image in IMAGES[:3]:
-        cloud.manager.consider(image)
+        cloud.changed(image)
     cloud.rounds(DELAY)
     assert {action(cloud, image) for image in IMAGES[:3]} == {'stock'}
     cloud.images.images.update(images)
-    cloud.upkeep.once()
+    cloud.once()
     assert {action(cloud, image) for image in IMAGES[:3]} == {'cache'}
     assert all(is_whole(cloud, image) for image in IMAGES[:3])
 
@@ -192,7 +192,7 @@ def test_a_deletion_that_nobody_told_of(cloud, count):
     cloud.register(count)
     cloud.rounds(3599)
     del cloud.images.images[IMAGES[0]]
-    cloud.upkeep.once()
+    cloud.once()
     assert action(cloud) == 'cache'
     cloud.rounds(1)
     assert action(cloud) == 'stock' and is_whole(cloud, IMAGES[0])
@@ -208,7 +208,7 @@ def test_what_all_may_see_says_nothing_of_what_few_may(cloud, elsewhere, visibil
     cloud.register(13)
     for number, image in enumerate(IMAGES[:13]):
         cloud.images.put(image, visibility='public' if number < 7 else visibility)
-        cloud.manager.consider(image)
+        cloud.changed(image)
     cloud.settle()
     assert [cloud.store.load(image).wished.visibility for image in (IMAGES[0], IMAGES[7])] \
         == ['public', visibility]
@@ -224,13 +224,13 @@ def test_what_all_may_see_says_nothing_of_what_few_may(cloud, elsewhere, visibil
     assert cloud.store.load(IMAGES[7]).wished.availability is Availability.MISSING
     assert 'nor does it list the other known images' in caplog.text
     cloud.images.images = before
-    cloud.upkeep.once()
+    cloud.once()
     cloud.settle()
     assert all(is_whole(cloud, image) for image in IMAGES[:13])
     # With the role again, or in the right region, one that was deleted is believed to be.
     for image in (IMAGES[0], IMAGES[7]):
         del cloud.images.images[image]
-        cloud.manager.consider(image)
+        cloud.changed(image)
     cloud.rounds(DELAY)
     assert [cloud.store.load(image) for image in (IMAGES[0], IMAGES[7])] == [None, None]
 
@@ -239,9 +239,9 @@ def test_what_all_may_see_is_compared_with_its_like_where_there_is_nothing_else(
     cloud.register(3)
     for image in IMAGES[:3]:
         cloud.images.put(image, visibility='public')
-        cloud.manager.consider(image)
+        cloud.changed(image)
     del cloud.images.images[IMAGES[0]]
-    cloud.manager.consider(IMAGES[0])
+    cloud.changed(IMAGES[0])
     cloud.rounds(DELAY)
     assert cloud.store.load(IMAGES[0]) is None and is_whole(cloud, IMAGES[1])
 
@@ -249,7 +249,7 @@ def test_what_all_may_see_is_compared_with_its_like_where_there_is_nothing_else(
 def test_an_only_image_is_removed_by_an_operator(cloud, caplog):
     cloud.register(1)
     del cloud.images.images[IMAGES[0]]
-    cloud.manager.consider(IMAGES[0])
+    cloud.changed(IMAGES[0])
     cloud.rounds(DELAY)
     cloud.rounds(DELAY)
     assert is_whole(cloud, IMAGES[0])
@@ -262,7 +262,7 @@ def test_at_most_five_in_a_day_that_nobody_told_of(cloud):
     cloud.register(20)
     for image in IMAGES[:8]:
         del cloud.images.images[image]
-        cloud.manager.consider(image)
+        cloud.changed(image)
 
     def left():
         return sum(cloud.store.load(image) is not None for image in IMAGES[:8])
@@ -271,7 +271,7 @@ def test_at_most_five_in_a_day_that_nobody_told_of(cloud):
         cloud.rounds(DELAY)
     assert left() == 3
     cloud.seconds.sleep(86400)
-    cloud.upkeep.once()
+    cloud.once()
     assert left() == 0
     assert all(is_whole(cloud, image) for image in IMAGES[8:])
 
@@ -283,7 +283,7 @@ def test_many_that_are_missing_do_not_hold_up_one_whose_deletion_was_notified(cl
     cloud.images.get = lambda image_id: asked.append(image_id) or get(image_id)
     for image in IMAGES:
         del cloud.images.images[image]
-        cloud.manager.consider(image)
+        cloud.changed(image)
     cloud.notify(IMAGES[7])
     cloud.seconds.sleep(DELAY)
     asked.clear()
@@ -295,14 +295,14 @@ def test_many_that_are_missing_do_not_hold_up_one_whose_deletion_was_notified(cl
 def test_what_is_in_hand_is_given_up_and_begun_again(cloud):
     cloud.boots.gate.clear()
     cloud.images.put(IMAGES[0])
-    cloud.manager.consider(IMAGES[0])
+    cloud.changed(IMAGES[0])
     image = cloud.images.images.pop(IMAGES[0])
-    cloud.manager.consider(IMAGES[0])
+    cloud.changed(IMAGES[0])
     cloud.settle()
     cloud.boots.gate.set()
     assert cloud.state(IMAGES[0]) == 'skipped'
     cloud.images.images[IMAGES[0]] = image
-    cloud.upkeep.once()
+    cloud.once()
     cloud.settle()
     assert cloud.state(IMAGES[0]) == 'ready'
 
@@ -334,6 +334,6 @@ def test_a_notification_removes_nothing_of_which_the_manifest_cannot_be_used(clo
 def test_it_is_in_the_manifest(cloud):
     cloud.register(1)
     del cloud.images.images[IMAGES[0]]
-    cloud.manager.consider(IMAGES[0])
+    cloud.changed(IMAGES[0])
     cloud.store._read.clear()
     assert cloud.store.load(IMAGES[0]).wished.availability is Availability.MISSING

@@ -16,7 +16,7 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 @pytest.fixture
 def house(house):
     house.images.put(IMAGE, b'1' * 4096)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.store.load(IMAGE).made.cache_image is not None
     house.looks = []
@@ -59,7 +59,7 @@ def test_it_is_looked_at_again_in_its_place_and_rebuilt(upgraded):
     before = upgraded.store.load(IMAGE)
     upgraded.images.download = lambda image_id: pytest.fail('downloaded')
     upgraded.upkeep.revoke()
-    upgraded.upkeep.recover()
+    upgraded.recover()
     upgraded.settle()
     after = upgraded.store.load(IMAGE)
     assert upgraded.looks == [before.made.base_path]
@@ -76,7 +76,7 @@ def test_it_is_looked_at_again_in_its_place_and_rebuilt(upgraded):
 def test_what_the_rules_of_now_refuse_is_skipped(upgraded):
     upgraded.qemu.refuse = 'the image is not safe to open'
     upgraded.upkeep.revoke()
-    upgraded.upkeep.recover()
+    upgraded.recover()
     upgraded.settle()
     after = upgraded.store.load(IMAGE)
     assert (after.standing, after.reason) == (Standing.SKIPPED, upgraded.qemu.refuse)

@@ -13,9 +13,9 @@ from bootcache import exception
 from bootcache.properties import Policy
 from bootcache.rpc import messages
 from bootcache.workingset import WorkingSet
-from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.profileboot import throughnova
-from glance_bootcache.profileboot.job import BuildJob, ProfileReport
+from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -93,7 +93,7 @@ def boots(storage_conf, nova):
 @pytest.fixture
 def job(nova, monkeypatch):
     """Waiting for it lets seconds pass."""
-    job = BuildJob(IMAGE, host='host')
+    job = ImageJob(IMAGE, host='host')
     began = nova.clock.now
 
     def wait(seconds):

@@ -15,7 +15,7 @@ from bootcache.reasons import Reason
 from bootcache.workingset import WorkingSet
 from glance_bootcache.glance import tenants
 from glance_bootcache.profileboot import direct, throughnova
-from glance_bootcache.profileboot.job import BuildJob, ProfileReport
+from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 
 EMPTY = WorkingSet('image', '', 1, 512, ())
@@ -56,7 +56,7 @@ def test_no_linger_ends_with_the_marker():
 
 
 def test_tokens_are_secret_and_compared_whole():
-    one, two = BuildJob('image'), BuildJob('image')
+    one, two = ImageJob('image'), ImageJob('image')
     assert one.token != two.token and len(one.token) >= 32
     assert one.owns(one.token) is True
     for token in (two.token, '', None, one.token[:-1], one.token + 'x', one.token.upper() + ' '):
@@ -64,11 +64,11 @@ def test_tokens_are_secret_and_compared_whole():
 
 
 def test_a_token_of_strange_letters_is_just_wrong():
-    assert BuildJob('image').owns('tökén') is False
+    assert ImageJob('image').owns('tökén') is False
 
 
 def test_a_job_that_begins_anew_forgets_the_old_one():
-    job = BuildJob('image')
+    job = ImageJob('image')
     old = job.token
     job.host = 'host'
     job.take_report(ProfileReport(EMPTY, 'marker', 1.0))
@@ -79,7 +79,7 @@ def test_a_job_that_begins_anew_forgets_the_old_one():
 
 
 def test_cancelling_wakes_the_worker():
-    job = BuildJob('image')
+    job = ImageJob('image')
     job.check_cancelled()
     woken = threading.Event()
     waiter = threading.Thread(target=lambda: (job.changed.wait(30), woken.set()))
@@ -92,7 +92,7 @@ def test_cancelling_wakes_the_worker():
 
 
 def test_a_host_is_heard():
-    job = BuildJob('image')
+    job = ImageJob('image')
     job.heard(5)
     assert job.recorded_bytes == 5 and job.heard_at > 0
 
@@ -160,7 +160,7 @@ def waits(storage_conf, monkeypatch):
         monkeypatch.setattr(throughnova, 'time', clock)
         boots = object.__new__(NovaProfileBoots)
         boots._conf, boots._client = storage_conf.bootcache, types.SimpleNamespace(servers=nova)
-        job = BuildJob('image', host=host, recorded_bytes=read)
+        job = ImageJob('image', host=host, recorded_bytes=read)
         job.heard_at = clock.now if heard else 0.0
         job.wait = lambda seconds: setattr(clock, 'now', clock.now + seconds)
         if report is not None:
@@ -283,7 +283,7 @@ def test_a_server_that_is_never_built_is_given_up(waits, storage_conf):
 
 
 def test_a_report_wakes_who_waits():
-    job = BuildJob('image')
+    job = ImageJob('image')
     job.take_report(ProfileReport(EMPTY, 'marker', 1.0))
     job.wait(3600)
     assert not job.changed.is_set()

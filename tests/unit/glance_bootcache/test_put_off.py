@@ -11,7 +11,7 @@ from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache import decisions
+from glance_bootcache.images import policy
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 ERRORS = [exception.StorageDaemonError('exporter: no answer'),
@@ -26,7 +26,7 @@ ERRORS = [exception.StorageDaemonError('exporter: no answer'),
 
 def register(house):
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
 
 
@@ -45,7 +45,7 @@ def test_what_the_storage_node_could_not_do_is_tried_again(house, error):
     fail(house, [error])
     register(house)
     manifest = house.store.load(IMAGE)
-    assert decisions.is_put_off(manifest) and str(error) in manifest.reason
+    assert policy.is_put_off(manifest) and str(error) in manifest.reason
     assert house.state(IMAGE) == 'pending'
     house.upkeep.go_on(house.store.manifests())
     clock.sleep(29)
@@ -80,10 +80,10 @@ def test_a_change_of_the_image_in_glance_does_not_try_again(house):
     fail(house, [OSError(28, 'No space left on device')])
     register(house)
     recorded = len(house.boots.jobs)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
-    assert decisions.is_put_off(house.store.load(IMAGE)) and len(house.boots.jobs) == recorded
-    house.manager.consider(IMAGE, forced=True)
+    assert policy.is_put_off(house.store.load(IMAGE)) and len(house.boots.jobs) == recorded
+    house.build(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
@@ -97,7 +97,7 @@ def test_a_fault_of_the_image_or_of_its_boot_is_for_good(house):
 def test_where_an_older_cache_image_serves_it_goes_on_serving(house):
     register(house)
     fail(house, [OSError(28, 'No space left on device')])
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     manifest = house.store.load(IMAGE)
     assert manifest.standing is Standing.DONE and manifest.made.cache_image is not None
@@ -109,7 +109,7 @@ def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=100))
     register(house)
     manifest = house.store.load(IMAGE)
-    assert decisions.is_put_off(manifest)
+    assert policy.is_put_off(manifest)
     assert 'has no room' in manifest.reason and 'qemu-img create failed' in manifest.reason
 
 
@@ -122,7 +122,7 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
         elif where == 'manifest':
             monkeypatch.setattr(house.store, 'put', refuse)
         else:
-            house.manager.jobs.of(IMAGE).cancel()
+            house.running.of(IMAGE).cancel()
             house.manager.jobs._stopping.set()
 
     put = house.store.put

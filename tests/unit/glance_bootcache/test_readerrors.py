@@ -94,7 +94,7 @@ def test_the_logs_of_many_exporters_are_looked_at_in_turn(monkeypatch):
 def test_what_an_exporter_does_not_serve_is_not_taken_out_by_its_log(house, errors):
     image = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
     house.images.put(image)
-    house.manager.consider(image)
+    house.changed(image)
     house.settle()
     errors.exporter.elsewhere.add(f'base-{image}')
     errors.loops(image)
@@ -187,7 +187,7 @@ def test_one_owners_base_that_takes_hours_holds_up_no_other(house, errors, monke
     other = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
     for image in (*hostile, other):
         house.images.put(image, owner='another' if image == other else 'hostile')
-        house.manager.consider(image)
+        house.changed(image)
     house.settle()
     slow = {house.store.load(image).made.base_path for image in hostile}
     go_on, reading = threading.Event(), []
@@ -220,14 +220,14 @@ def test_the_last_copy_of_a_base_stays_whatever_is_wrong_with_it(house, errors, 
         house.conf.set_override('deletion_delay', 300, 'bootcache')
         house.restart()
     house.images.put(image)
-    house.manager.consider(image)
+    house.changed(image)
     house.settle()
     house.boots.servers.add(image)
     del house.images.images[image]
     if heard is Availability.MISSING:
-        house.manager.consider(image)
+        house.changed(image)
     else:
-        house.manager.forget(image)
+        house.deleted(image)
     before = house.store.load(image)
     assert before.wished.availability is heard
     if fault == 'bad sector':

@@ -20,7 +20,7 @@ def changed(house):
     house.conf.set_override('compression', 'none', 'bootcache')
     for image in IMAGES:
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
         house.settle()
     assert [info(house, image).compression for image in IMAGES] == [Compression.NONE] * 2
     house.conf.set_override('compression', 'zstd', 'bootcache')
@@ -119,7 +119,7 @@ def test_no_cache_image_goes_for_it(changed, full, quota):
 def test_nothing_waits_for_it_and_it_waits_for_nothing(changed, full):
     """What is promised to another one that is being built is not free."""
     full(len(IMAGES) + 1)
-    with changed.manager.disk_room.kept('00000009-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 1 << 20):
+    with changed.disk_room.kept('00000009-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 1 << 20):
         before = manifests(changed)
         rounds(changed, 2)
         assert manifests(changed) == before and len(changed.qemu.builds) == 2
@@ -151,7 +151,7 @@ def test_images_that_are_deleted_meanwhile_are_gone(changed, caplog):
         for image in IMAGES:
             # As a job that was given up looks at its image again.
             changed.images.images.pop(image, None)
-            changed.manager.forget(image)
+            changed.deleted(image)
 
     changed.qemu.building = building
     rounds(changed, 1)

@@ -398,7 +398,7 @@ def test_a_guest_that_switches_itself_off_is_no_boot_of_a_server_either(house, e
     its silence comes first: it waits a minute for its disk."""
     house.boots.fails = exception.ProfileBootFailed('it did', Reason.SWITCHED_OFF)
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'failed'
     answer = ask(house)
@@ -413,10 +413,10 @@ def test_a_guest_that_switches_itself_off_is_no_boot_of_a_server_either(house, e
 
 def test_an_image_that_was_deleted_is_not_prepared_again_and_again(house):
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     del house.images.images[IMAGE]
-    house.manager.forget(IMAGE)
+    house.deleted(IMAGE)
     assert house.store.load(IMAGE) is None
     assert ask(house)['action'] == 'stock'
 
@@ -439,7 +439,7 @@ def test_a_set_that_was_refined_is_built_from_after_a_restart(cold, monkeypatch,
     assert cold.store.load(IMAGE).made.cache_image == before.cache_image
     cold.qemu.building = lambda: None
     cold.restart()
-    cold.upkeep.recover()
+    cold.recover()
     cold.settle()
     made = cold.store.load(IMAGE).made
     assert made.cache_image.file != before.cache_image.file and not made.is_behind

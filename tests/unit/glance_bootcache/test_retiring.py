@@ -65,11 +65,11 @@ def test_what_keeps_a_base_is_told(house):
     """So that an operator knows where to look."""
     image = IMAGES[0]
     house.images.put(image)
-    house.manager.consider(image)
+    house.changed(image)
     house.settle()
 
     def told():
-        house.manager.retiring.retry()
+        house.retiring.retry()
         return house.operators.get_image(image)['kept_for']
 
     assert told() == []
@@ -79,7 +79,7 @@ def test_what_keeps_a_base_is_told(house):
     del house.images.images[image]
     house.boots.servers = {image}
     house.exporter.readers = {image}
-    house.manager.forget(image)
+    house.deleted(image)
     assert told() == ['host one', 'host two']
     for host in ('two', 'one'):
         house.endpoints.report_holdings({}, host, {'images': {}, 'needs': [], 'quotas': {}})
@@ -89,7 +89,7 @@ def test_what_keeps_a_base_is_told(house):
     house.boots.away, house.boots.servers = False, set()
     assert told() == [module.CONNECTED]
     house.exporter.readers = set()
-    house.manager.retiring.retry()
+    house.retiring.retry()
     assert house.operators.get_image(image) is None
 
 
@@ -106,17 +106,17 @@ def test_the_base_of_a_cell_that_is_down_stays(house, monkeypatch):
     image, shift = IMAGES[0], [0.0]
     monkeypatch.setattr(house.needs, '_clock', lambda: time.monotonic() + shift[0])
     house.images.put(image)
-    house.manager.consider(image)
+    house.changed(image)
     house.settle()
     base = house.store.load(image).made.base_path
     house.endpoints.report_holdings({}, 'one', {'images': {}, 'needs': [image], 'quotas': {}})
     del house.images.images[image]
-    house.manager.forget(image)
+    house.deleted(image)
     for _day in range(3):
         shift[0] += 86401
-        house.upkeep.once()
+        house.once()
         assert os.path.exists(base)
     assert house.operators.get_image(image)['kept_for'] == ['host one']
     house.endpoints.report_holdings({}, 'one', {'images': {}, 'needs': [], 'quotas': {}})
-    house.upkeep.once()
+    house.once()
     assert not os.path.exists(base)

@@ -78,9 +78,9 @@ def test_an_image_whose_first_manifest_cannot_be_written_is_not_forgotten(house,
 def test_upkeep_does_it(house, disk):
     disk.is_full = True
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     disk.is_full = False
-    house.upkeep.once()
+    house.once()
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
@@ -109,7 +109,7 @@ def test_an_image_that_is_not_given_out_any_more(house, disk, change):
 def test_an_image_that_fewer_people_see(house, disk):
     """Nothing in Glance's image tells of it later."""
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     disk.is_full = True
     house.notify('image.member.delete', {'image_id': IMAGE})
@@ -149,7 +149,7 @@ def test_while_the_disk_is_full_a_few_are_tried_in_each_round(house, disk):
     disk.is_full = True
     for image in IMAGES:
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
     for _round in range(5):
         disk.tries = 0
         house.again()
@@ -163,7 +163,7 @@ def test_an_image_that_can_never_be_written_holds_up_no_other(house, disk):
     disk.is_full = True
     for image in IMAGES:
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
     disk.is_full, disk.spoilt = False, IMAGES[7]
     house.again()
     assert [house.state(image) for image in IMAGES].count('ready') == 19
@@ -178,7 +178,7 @@ def test_how_many_are_noted_is_bounded_and_told(house, disk, monkeypatch, caplog
     disk.is_full = True
     for image in (IMAGE, OTHER):
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
     assert house.manager.retried.images() == [IMAGE]
     assert f'"bootcache image build {OTHER}" takes it up' in caplog.text
 
@@ -216,7 +216,7 @@ def test_ids_that_glance_never_knew_leave_nothing(house):
             house.endpoints.image_registered({}, image)
     assert os.listdir(house.store._images) == []
     house.images.away = False
-    house.upkeep.once()
+    house.once()
     assert os.listdir(house.store._images) == [] and house.manager.retried.images() == []
 
 
@@ -242,13 +242,13 @@ class Questions:
 def hears(house):
     """Begins to follow a message, and returns when Glance has been asked."""
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.questions, threads = Questions(house), []
 
     def hears():
         before = len(house.questions.asked)
-        threads.append(threading.Thread(target=house.manager.consider, args=[IMAGE]))
+        threads.append(threading.Thread(target=house.changed, args=[IMAGE]))
         threads[-1].start()
         until(lambda: len(house.questions.asked) > before, 'the question')
         return threads[-1]
@@ -300,7 +300,7 @@ def test_a_deletion_that_is_notified_while_glance_is_asked_has_it_asked_again(ho
     one = hears()
     house.images.get = house.questions._get
     del house.images.images[IMAGE]
-    house.manager.forget(IMAGE)
+    house.deleted(IMAGE)
     house.questions.asked[0].set()
     one.join(60)
     assert house.state(IMAGE) in (None, 'skipped')

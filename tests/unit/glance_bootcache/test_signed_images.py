@@ -19,8 +19,7 @@ from bootcache.ceph.rbd import Rbd
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot, ServeStored
-from glance_bootcache import decisions
-from glance_bootcache.images import cephbases
+from glance_bootcache.images import cephbases, policy
 from glance_bootcache.images.signatures import ImageSignatures
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -40,7 +39,7 @@ def house(house, monkeypatch):
         stored, facts = house.images.images[IMAGE]
         house.images.images[IMAGE] = stored, dataclasses.replace(
             facts, properties={**facts.properties, **properties})
-        house.manager.consider(IMAGE)
+        house.changed(IMAGE)
         house.settle()
         return house.store.load(IMAGE)
 
@@ -101,7 +100,7 @@ def test_one_that_is_not_right_is_skipped_and_nothing_of_it_stays(house, change,
     # Changes of other properties, as of the state that is shown, begin it no second time.
     asked = len(signing.DictionaryKeyManager.contexts)
     for _more in range(3):
-        house.manager.consider(IMAGE)
+        house.changed(IMAGE)
         house.settle()
     assert len(signing.DictionaryKeyManager.contexts) == asked
 
@@ -114,10 +113,10 @@ def test_other_bytes_than_those_that_were_signed(house):
 def test_a_key_manager_that_is_away_is_asked_again(house):
     signing.DictionaryKeyManager.fails = castellan_exception.KeyManagerError(reason='gone')
     manifest = house.put(house.signer.sign(CONTENT))
-    assert decisions.is_put_off(manifest) and 'key manager' in manifest.reason
+    assert policy.is_put_off(manifest) and 'key manager' in manifest.reason
     assert offered(house)['action'] == 'stock'
     signing.DictionaryKeyManager.fails = None
-    house.manager.consider(IMAGE, again=True)
+    house.changed(IMAGE, again=True)
     house.settle()
     assert house.store.load(IMAGE).standing is Standing.DONE and offered(house)['signature']
 
@@ -130,12 +129,12 @@ def test_one_that_never_answers_is_waited_for_no_longer_than_it_may(house, monke
     got = []
     monkeypatch.setattr(house.images, 'download', got.append)
     manifest = house.put(house.signer.sign(CONTENT))
-    assert decisions.is_put_off(manifest) and 'no answer within' in manifest.reason
+    assert policy.is_put_off(manifest) and 'no answer within' in manifest.reason
     # Each try leaves a thread behind, until it answers; and a base is not got in vain.
     for _try in range(5):
-        house.manager.consider(IMAGE, again=True)
+        house.changed(IMAGE, again=True)
         house.settle()
-    assert decisions.is_put_off(house.store.load(IMAGE))
+    assert policy.is_put_off(house.store.load(IMAGE))
     waiting = [thread for thread in threading.enumerate()
                if thread.name == 'bootcache-certificate']
     release.set_result(None)
@@ -150,7 +149,7 @@ def test_without_the_option_nothing_is_asked_and_the_image_goes_the_stock_way(ho
     # And is taken up by a service that is started with it.
     house.conf.set_override('verify_signatures', True, 'bootcache')
     house.restart()
-    house.upkeep.recover()
+    house.recover()
     house.settle()
     assert house.store.load(IMAGE).made.signature
 
@@ -163,7 +162,7 @@ def test_an_image_that_gets_another_signature_is_verified_again_in_its_place(hou
     again = house.signer.sign(CONTENT, 'SHA-512')
     house.images.images[IMAGE] = content, dataclasses.replace(
         facts, properties={**facts.properties, **again})
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     # Hosts let go of what was built.
     assert house.store.load(IMAGE).wished.generation > before.wished.generation
     house.boots.gate.set()
@@ -182,7 +181,7 @@ def test_an_image_that_gets_one_later_is_not_served_until_it_is_verified(house):
     house.put({})
     signing.DictionaryKeyManager.fails = castellan_exception.KeyManagerError(reason='gone')
     manifest = house.put(house.signer.sign(CONTENT))
-    assert manifest.made.base_path and decisions.is_unverified(manifest)
+    assert manifest.made.base_path and policy.is_unverified(manifest)
     assert offered(house)['action'] == 'stock' and offered(house)['signature'] == ''
     assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')).settle is False
 

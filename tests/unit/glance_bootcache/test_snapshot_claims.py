@@ -56,7 +56,7 @@ def test_a_listing_of_before_it_was_made_says_nothing_of_a_snapshot(house):
     claims._glance = house.images
     claims._is_listed_without = house.manager.missing.is_listed_without
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert claims.standing(uuidsentinel.gone, Traits()) is ImageStanding.ABSENT
     house.images.put(SNAPSHOT)

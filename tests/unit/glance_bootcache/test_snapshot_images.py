@@ -11,8 +11,9 @@ from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot, ReportBoot
 from bootcache.workingset import Extent, WorkingSet
-from glance_bootcache import decisions, snapshotrules
-from glance_bootcache.decisions import ImageAction
+from glance_bootcache import snapshotrules
+from glance_bootcache.images import policy
+from glance_bootcache.images.policy import ImageAction
 
 PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CHILD = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -31,7 +32,7 @@ def put(house, child=CHILD, content=b'1' * MIB, owner='one', parent=PARENT, **pr
 def parent(house):
     """An image with a cache image."""
     house.images.put(PARENT)
-    house.manager.consider(PARENT)
+    house.changed(PARENT)
     house.settle()
     assert house.state(PARENT) == 'ready' and len(house.boots.jobs) == 1
     return house
@@ -47,17 +48,16 @@ def ask(house, image=CHILD, server='server'):
 def test_a_snapshot_costs_nothing_until_a_server_boots(parent, kind):
     put(parent, image_type=kind)
     for _notification in range(3):
-        parent.manager.consider(CHILD)
+        parent.changed(CHILD)
         parent.settle()
     manifest = parent.store.load(CHILD)
     assert (manifest.standing, manifest.cause.reason) \
         == (Standing.SKIPPED, Reason.SNAPSHOT_UNUSED)
     assert not manifest.made.base_path and len(parent.boots.jobs) == 1
     parent.restart()
-    parent.upkeep.recover()
+    parent.recover()
     parent.settle()
     assert not parent.store.load(CHILD).made.base_path
-    parent.manager.publisher.publish(parent.store.manifests())
     # Nor does its owner see anything on it: it is taken up by itself.
     assert CHILD not in dict(parent.images.shown)
 
@@ -67,7 +67,7 @@ def test_servers_of_one_without_a_hash_do_not_wait_for_what_does_not_come(parent
     put(parent)
     content, facts = parent.images.images[CHILD]
     parent.images.images[CHILD] = content, dataclasses.replace(facts, image_hash='')
-    parent.manager.consider(CHILD)
+    parent.changed(CHILD)
     parent.settle()
     assert parent.store.load(CHILD).cause.reason is Reason.SNAPSHOT_UNUSED
     ask(parent)
@@ -79,7 +79,7 @@ def test_servers_of_one_without_a_hash_do_not_wait_for_what_does_not_come(parent
 def test_with_the_first_server_it_has_its_parents_working_set(parent, is_known):
     put(parent)
     if is_known:
-        parent.manager.consider(CHILD)
+        parent.changed(CHILD)
         parent.settle()
     assert ask(parent)['action'] == 'wait'
     assert parent.state(CHILD) == 'ready' and len(parent.boots.jobs) == 1, 'no profile boot'
@@ -92,7 +92,7 @@ def test_with_the_first_server_it_has_its_parents_working_set(parent, is_known):
         == [(65536, 4096), (0, 4096)]
     assert ask(parent)['action'] == 'cache'
     # Its own properties change nothing of it.
-    parent.manager.consider(CHILD)
+    parent.changed(CHILD)
     parent.settle()
     assert parent.state(CHILD) == 'ready' and len(parent.boots.jobs) == 1
 
@@ -158,7 +158,7 @@ def test_only_what_the_project_may_see_is_its_parent(visibility, shares):
 
 def test_a_snapshot_of_which_an_operator_wants_a_profile_boot(parent):
     put(parent)
-    parent.manager.consider(CHILD, forced=True)
+    parent.build(CHILD)
     parent.settle()
     assert parent.state(CHILD) == 'ready' and len(parent.boots.jobs) == 2
     assert parent.store.load(CHILD).made.working_set.recorded_by == 'nova'
@@ -173,7 +173,7 @@ def test_with_the_option_off_none_is_taken_up(parent):
     # As an earlier version left it: with the next start it is taken up with its first server.
     parent.conf.set_override('build_snapshots', True, 'bootcache')
     parent.restart()
-    parent.upkeep.recover()
+    parent.recover()
     parent.settle()
     assert ask(parent)['action'] == 'wait'
     assert parent.state(CHILD) == 'ready'
@@ -182,7 +182,7 @@ def test_with_the_option_off_none_is_taken_up(parent):
 def test_one_that_an_operator_deleted_stays_so(parent):
     put(parent)
     ask(parent)
-    parent.manager.forget(CHILD, held=True)
+    parent.evict(CHILD)
     parent.settle()
     assert ask(parent)['action'] == 'stock'
     assert parent.state(CHILD) == 'skipped' and parent.store.load(CHILD).wished.held
@@ -190,10 +190,10 @@ def test_one_that_an_operator_deleted_stays_so(parent):
 
 def test_a_restart_goes_on_with_one_that_was_taken_up(parent):
     put(parent)
-    taken = decisions.taken_up(Manifest(CHILD), parent.images.get(CHILD), 1.0)
+    taken = policy.taken_up(Manifest(CHILD), parent.images.get(CHILD), 1.0)
     parent.store.put(taken)
     parent.restart()
-    parent.upkeep.recover()
+    parent.recover()
     parent.settle()
     assert parent.state(CHILD) == 'ready' and len(parent.boots.jobs) == 1
 
@@ -211,10 +211,10 @@ def test_the_decision_is_the_same_however_often_it_is_asked_for(parent):
     image = parent.images.get(CHILD)
     options = {'default_quota': MIB, 'max_quota': MIB, 'default_marker': 'login:',
                'build_snapshots': True}
-    later = decisions.decide(image, None, **options)
+    later = policy.decide(image, None, **options)
     assert (later.action, later.cause.reason) == (ImageAction.SKIP, Reason.SNAPSHOT_UNUSED)
-    left = decisions.skipped(Manifest(CHILD), later.cause)
-    assert decisions.decide(image, left, **options) == later
-    assert decisions.decide(image, left, booting=True, **options).action is ImageAction.SERVE
-    wanted = decisions.taken_up(left, image, 1.0)
-    assert decisions.decide(image, wanted, **options).action is ImageAction.SERVE
+    left = policy.skipped(Manifest(CHILD), later.cause)
+    assert policy.decide(image, left, **options) == later
+    assert policy.decide(image, left, booting=True, **options).action is ImageAction.SERVE
+    wanted = policy.taken_up(left, image, 1.0)
+    assert policy.decide(image, wanted, **options).action is ImageAction.SERVE

@@ -30,7 +30,7 @@ def test_a_failure_that_cannot_be_written_ends_the_job(house, full, error, caplo
         raise error
 
     house.manager._states.guarded(job, work)
-    assert house.manager.jobs.of(IMAGE) is None
+    assert house.running.of(IMAGE) is None
     assert 'what became of it cannot be written' in caplog.text
     # It can be taken up again.
     full.undo()
@@ -48,5 +48,5 @@ def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(
     full.setattr(turns, 'submit', lambda image_id, owner, work: began.append('waits again'))
     with pytest.raises(OSError, match='No space left'):
         house.manager.set_working_set(house.store.load(IMAGE), SET)
-    assert began == ['taken', 'waits again'] and house.manager.jobs.of(IMAGE) is job
+    assert began == ['taken', 'waits again'] and house.running.of(IMAGE) is job
     house.manager.jobs.end(job)

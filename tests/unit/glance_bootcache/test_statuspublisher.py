@@ -34,7 +34,7 @@ def published(house):
             house.conf.set_override(name, value, 'bootcache')
         house.restart()
         house.manager.publisher._wall = house.clock
-        house.manager.host_reported()
+        house.controller.host_reported()
 
     house.started = restart
     restart()
@@ -52,7 +52,7 @@ def put(house, **glances):
         image_hash='' if glances.get('os_hash') == '' else facts.image_hash,
         properties={**facts.properties, **{key: value for key, value in glances.items()
                                            if key.startswith('os_') and key != 'os_hash'}})
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
 
 
@@ -64,7 +64,7 @@ def seen(house):
 
 def rounds(house, seconds=0):
     house.clock.sleep(seconds)
-    house.upkeep.once()
+    house.once()
     house.settle()
 
 
@@ -91,10 +91,9 @@ def test_never(published):
 def test_what_lies_between_is_not_shown(published):
     published.boots.gate.clear()
     published.images.put(IMAGE)
-    published.manager.consider(IMAGE)
+    published.changed(IMAGE)
     rounds_before = len(published.images.shown)
-    published.upkeep.once()
-    published.manager.publisher.publish(published.store.manifests())
+    published.once()
     assert seen(published) == {} and len(published.images.shown) == rounds_before
     published.boots.gate.set()
     published.settle()
@@ -102,8 +101,7 @@ def test_what_lies_between_is_not_shown(published):
     assert seen(published) == {'bootcache_state': 'ready'}
     # Recorded anew: it is taken away until that is over.
     published.boots.gate.clear()
-    published.manager.consider(IMAGE, forced=True)
-    published.manager.publisher.publish(published.store.manifests())
+    published.build(IMAGE)
     assert seen(published) == {}
     published.boots.gate.set()
     published.settle()
@@ -115,14 +113,11 @@ def test_manifests_that_were_read_earlier_publish_nothing_that_has_changed_since
     put(published)
     read = published.store.manifests()
     # Of an image that came since, the next round.
-    published.manager.publisher.publish([])
     assert seen(published) == {}
-    assert published.manager.disk_room.evict(IMAGE)
-    published.manager.publisher.publish(read)
+    assert published.disk_room.evict(IMAGE)
     assert seen(published) == {}
     published.manager.rebuild(IMAGE)
     published.settle()
-    published.manager.publisher.publish(published.store.manifests())
     assert seen(published) == {'bootcache_state': 'ready'}
 
 
@@ -132,12 +127,12 @@ def test_what_no_longer_holds_is_taken_away(published, change):
     rounds(published)
     assert seen(published) == {'bootcache_state': 'ready'}
     if change == 'evicted':
-        assert published.manager.disk_room.evict(IMAGE)
+        assert published.disk_room.evict(IMAGE)
     else:
         content, facts = published.images.images[IMAGE]
         published.images.images[IMAGE] = content, dataclasses.replace(
             facts, status='deactivated')
-        published.manager.consider(IMAGE)
+        published.changed(IMAGE)
     rounds(published)
     assert seen(published) == {}
 
@@ -158,7 +153,7 @@ def test_what_is_shown_is_not_written_again(published):
     put(published)
     for _round in range(3):
         rounds(published)
-        published.manager.consider(IMAGE)
+        published.changed(IMAGE)
     assert published.images.shown == [(IMAGE, 'ready')]
 
 
@@ -190,7 +185,6 @@ def test_while_glance_is_at_work_nothing_is_written(published, work):
     content, facts = published.images.images[IMAGE]
     published.images.images[IMAGE] = content, dataclasses.replace(
         facts, image_hash='sha512:ab', properties={})
-    published.manager.publisher.publish(published.store.manifests())
     assert seen(published)['bootcache_state'] in ('ready', 'skipped')
 
 
@@ -253,15 +247,13 @@ def test_an_image_that_glance_never_takes_holds_up_no_other(published, monkeypat
     images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
     for image in images:
         published.images.put(image)
-        published.manager.consider(image)
+        published.changed(image)
     published.settle()
     monkeypatch.setattr(published.images, 'publish', publish)
     refused = set(images)
-    published.manager.publisher.publish(published.store.manifests())
     assert len(asked) == 3, 'Glance is away'
     refused = {images[0]}
     asked.clear()
-    published.manager.publisher.publish(published.store.manifests())
     assert set(asked) == set(images)
 
 
@@ -305,7 +297,7 @@ def test_what_glance_refuses_of_one_image_holds_up_no_other(published, monkeypat
     hostile = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(4)]
     for image in hostile:
         published.images.put(image)
-        published.manager.consider(image)
+        published.changed(image)
     put(published)
     publish, asked = published.images.publish, []
 
@@ -319,7 +311,6 @@ def test_what_glance_refuses_of_one_image_holds_up_no_other(published, monkeypat
     monkeypatch.setattr(published.images, 'publish', answer)
     # Each round has an order of its own: this one is the worst.
     monkeypatch.setattr(statuspublisher.random, 'shuffle', lambda due: due.sort(key=IMAGE.__eq__))
-    published.manager.publisher.publish(published.store.manifests())
     assert seen(published) == ({'bootcache_state': 'ready'} if is_shown else {})
     assert asked == ([*hostile, IMAGE] if is_shown else hostile[:3])
 

@@ -32,7 +32,7 @@ def test_a_step_that_fails_keeps_no_other_from_being_done(house, monkeypatch, ca
         monkeypatch.setattr(house.upkeep, name, step)
     monkeypatch.setattr(house.tiers, 'forget_gone', lambda manifests: done.append('forget_gone'))
     with caplog.at_level(logging.WARNING):
-        house.upkeep.once()
+        house.once()
     assert done == ['keep_serving', 'recover', 'forget_gone', 'go_on', 'sweep']
     assert [record.getMessage() for record in caplog.records] == [
         record.getMessage() for record in caplog.records
@@ -44,7 +44,7 @@ def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, 
     images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
     for image in images:
         house.images.put(image)
-        house.manager.consider(image)
+        house.changed(image)
         house.settle()
         house.needs.note('compute-1', HostReport(needs=frozenset(images)))
     caplog.set_level(logging.INFO)
@@ -55,11 +55,11 @@ def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, 
                 raise exception.StorageDaemonBusy('exporter: it did not answer just now')
             patch.setattr(house.exporter, name, hangs)
         for _round in range(12):
-            house.upkeep.once()
+            house.once()
     warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert 1 <= len(warned) <= 3, caplog.text
-    house.upkeep.once()
-    house.upkeep.once()
+    house.once()
+    house.once()
     assert caplog.text.count('that the exporter does not serve is over') == 1
 
 
@@ -93,20 +93,20 @@ def test_an_exporter_that_has_ended_does_not_wait_for_a_glance_that_hangs(house,
 
 def test_each_thread_reads_the_manifests_once_a_round(house, monkeypatch):
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
-    house.upkeep.once()
+    house.once()
     read, manifests = [], house.store.manifests
     monkeypatch.setattr(house.store, 'manifests', lambda: read.append(True) or manifests())
     house.upkeep._sweeps.postpone('')
-    house.upkeep.once()
+    house.once()
     assert len(read) == 2 and house.state(IMAGE) == 'ready'
 
 
 def test_a_base_that_came_while_all_were_served_again_is_kept_open(house, monkeypatch):
     """An exporter that was started anew is told of thousands, each of which takes a while."""
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     kept, serve = [], house.tiers.serve
 
@@ -124,7 +124,7 @@ def test_a_base_that_came_while_all_were_served_again_is_kept_open(house, monkey
 
 def test_what_was_taken_back_while_exporters_were_asked_is_not_served(house, monkeypatch):
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.needs.note('compute-1', HostReport(needs=frozenset([IMAGE])))
     # Also Ceph is asked in it, for seconds.
@@ -145,7 +145,7 @@ def test_manifests_that_could_not_be_read_are_read_by_the_next_step(house, monke
             raise OSError('Input/output error')
         return manifests()
 
-    house.upkeep.once()
+    house.once()
     monkeypatch.setattr(house.store, 'manifests', fails_once)
     house.upkeep._serve()
     assert len(read) == 2
@@ -154,16 +154,16 @@ def test_manifests_that_could_not_be_read_are_read_by_the_next_step(house, monke
 def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
     """Nova is asked first of all for what an earlier process left."""
     kept = []
-    monkeypatch.setattr(house.manager.disk_room, 'keep_quota', lambda manifests: kept.append(True))
+    monkeypatch.setattr(house.disk_room, 'keep_quota', lambda manifests: kept.append(True))
     house.boots.away = True
     house.images.put(IMAGE)
     house.store.save(Manifest(IMAGE, Standing.WANTED))
-    house.upkeep.once()
+    house.once()
     assert kept == [True] and not house.upkeep.recovered
     # What an earlier process did not finish waits for it: it would fail.
-    assert house.manager.jobs.of(IMAGE) is None and house.state(IMAGE) == 'pending'
+    assert house.running.of(IMAGE) is None and house.state(IMAGE) == 'pending'
     house.boots.away = False
-    house.upkeep.once()
+    house.once()
     house.settle()
     assert house.upkeep.recovered and house.state(IMAGE) == 'ready'
 
@@ -176,12 +176,12 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
         house.images.put(image)
         house.store.save(Manifest(image, Standing.WANTED))
     house.restart()
-    house.upkeep.once()
+    house.once()
     house.settle()
     assert house.state(IMAGE) == 'ready' and house.upkeep.recovered
     assert house.manager.retried.images() == [OTHER]
     monkeypatch.undo()
-    house.upkeep.once()
+    house.once()
     house.settle()
     assert house.state(OTHER) == 'ready'
 
@@ -200,9 +200,9 @@ def test_servers_that_could_not_be_deleted_are_in_each_round(house):
     """Those of profile boots that are in hand stay: see test_profile_servers.py."""
     house.boots.gate.clear()
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     until(lambda: house.boots.jobs, 'the profile boot')
-    house.upkeep.once()
+    house.once()
     assert house.boots.deleting == [{house.boots.jobs[0].token}]
     house.boots.gate.set()
     house.settle()
@@ -215,5 +215,5 @@ def test_the_exporter_s_certificate_is_told_of_before_it_ends(house, tmp_path, c
     house.conf.set_override('tls_directory', directory, 'bootcache')
     house.restart()
     for _time in range(3):
-        house.upkeep.once()
+        house.once()
     assert sum(f'{directory}/server-cert.pem ends on ' in line for line in caplog.messages) == 1

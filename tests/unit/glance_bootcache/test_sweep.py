@@ -14,13 +14,13 @@ HOUR = 3600
 def swept(house):
     """A service that has swept once, with an image that is ready."""
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
-    house.upkeep.once()
+    house.once()
 
     def sweep():
         house.seconds.sleep(HOUR)
-        house.upkeep.once()
+        house.once()
         house.settle()
 
     house.sweep = sweep
@@ -33,7 +33,7 @@ def told(caplog):
 
 def test_nothing_is_lost(swept, caplog):
     swept.images.put(OTHER)
-    swept.manager.consider(OTHER)
+    swept.changed(OTHER)
     swept.settle()
     for _hour in range(3):
         swept.sweep()
@@ -42,7 +42,7 @@ def test_nothing_is_lost(swept, caplog):
 
 def test_a_change_that_no_event_told_of(swept, caplog):
     swept.images.put(IMAGE, mode='off', updated_at='2020-01-01T00:00:00Z')
-    swept.upkeep.once()
+    swept.once()
     assert swept.state(IMAGE) == 'ready'
     with caplog.at_level(logging.WARNING):
         swept.sweep()
@@ -66,7 +66,7 @@ def test_images_from_before_are_not_taken_up(house, caplog):
     """A cloud may have thousands when bootcache comes to it."""
     house.images.put(OTHER)
     for _hour in range(3):
-        house.upkeep.once()
+        house.once()
         house.seconds.sleep(HOUR)
     assert house.state(OTHER) is None and told(caplog) == []
 
@@ -82,7 +82,7 @@ def test_glance_is_not_swept_in_each_round(swept):
     every = swept.images.all
     swept.images.all = lambda: listed.append(1) or every()
     for _round in range(10):
-        swept.upkeep.once()
+        swept.once()
     assert listed == []
     swept.sweep()
     assert listed == [1]
@@ -91,9 +91,9 @@ def test_glance_is_not_swept_in_each_round(swept):
 @pytest.mark.xfail(strict=True, reason='The storage service on a database, as a controller')
 def test_a_member_that_was_removed_and_no_event_told_of(swept):
     """Glance's list does not show members: they are to be asked for, of shared images only."""
-    swept.images.members = {IMAGE: {'one', 'two'}}
+    swept.images.members_of = {IMAGE: {'one', 'two'}}
     swept.sweep()
     assert swept.table.report('one', holding(IMAGE)).drop == ()
-    swept.images.members = {IMAGE: {'one'}}
+    swept.images.members_of = {IMAGE: {'one'}}
     swept.sweep()
     assert swept.table.report('one', holding(IMAGE)).drop == (IMAGE,)

@@ -6,9 +6,9 @@ import pytest
 from bootcache import exception, properties
 from bootcache.manifest import ImageState
 from bootcache.reasons import NO_CAUSE, Cause, Reason
-from glance_bootcache import decisions
-from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
+from glance_bootcache.images import policy
+from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -31,7 +31,7 @@ def cause_of(**given):
 
 def skip_cause(disk_format='qcow2', container_format='bare', stored_bytes=1, **given):
     """Why an image is skipped."""
-    return decisions.skip_cause(ImageFacts(IMAGE, 'active', disk_format, container_format,
+    return policy.skip_cause(ImageFacts(IMAGE, 'active', disk_format, container_format,
                                             stored_bytes, '', 0, 0, given), False)
 
 

@@ -16,7 +16,7 @@ def lonely(house):
 
 def ready(house):
     """Let the service's upkeep run, and wait until the image is ready."""
-    house.upkeep.recover()
+    house.recover()
     house.upkeep.go_on(house.store.manifests())
     fakes_manager.until(lambda: house.state(IMAGE) == 'ready', 'ready')
     house.settle()
@@ -24,48 +24,46 @@ def ready(house):
 
 def test_an_image_waits_and_says_for_what(house):
     lonely(house).images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     found = house.operators.get_image(IMAGE)
     assert found['state'] == 'pending' and found['reason'] == str(Cause(Reason.NO_HOST))
     assert not house.boots.jobs
-    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [], 'a state that is to change is not for its owner'
 
 
 def test_the_first_report_of_a_host_begins_it(house):
     lonely(house).images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
     ready(house)
     assert house.operators.get_image(IMAGE)['reason'] == '' and len(house.boots.jobs) == 1
-    house.manager.publisher.publish(house.store.manifests())
     assert house.images.shown == [(IMAGE, 'ready')]
 
 
 def test_a_server_that_boots_tells_of_its_host_as_well(house):
     lonely(house).images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.endpoints.plan_boot({}, IMAGE, 'cn-1', 'server', None)
     ready(house)
 
 
 def test_while_it_waits_nobody_is_asked_again(house):
     lonely(house).images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     asked = []
     real = house.images.get
     house.images.get = lambda image_id: asked.append(image_id) or real(image_id)
     house.upkeep.recovered = True
     house.upkeep.go_on(house.store.manifests())
     assert asked == []
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     assert asked == [IMAGE]
 
 
 def test_what_waits_outlives_the_service(house):
     lonely(house).images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.restart()
     ready(house)
 
@@ -74,17 +72,17 @@ def test_a_build_that_is_ordered_waits_too(house):
     lonely(house).images.put(IMAGE)
     house.endpoints.build_image({}, IMAGE)
     assert house.operators.get_image(IMAGE)['reason'] == str(Cause(Reason.NO_HOST_REQUESTED))
-    house.manager.host_reported()
+    house.controller.host_reported()
     ready(house)
 
 
 def test_an_image_that_is_skipped_meanwhile_stays_so(house):
     lonely(house).images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.images.put(IMAGE, mode='off')
-    house.manager.consider(IMAGE)
-    house.manager.host_reported()
-    house.upkeep.recover()
+    house.changed(IMAGE)
+    house.controller.host_reported()
+    house.recover()
     house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert house.state(IMAGE) == 'skipped' and not house.boots.jobs
@@ -92,10 +90,10 @@ def test_an_image_that_is_skipped_meanwhile_stays_so(house):
 
 def test_a_cache_image_that_serves_goes_on_serving(house):
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     lonely(house).images.put(IMAGE, boot_marker='another')
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     found = house.operators.get_image(IMAGE)
     assert found['state'] == 'pending' and found['cache_image'] is not None
 
@@ -104,10 +102,10 @@ def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     """Images are not booted by themselves here, and this one is served already."""
     house.conf.set_override('profile_boots', False, 'bootcache')
     lonely(house).images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'served' and not house.boots.jobs
-    house.manager.consider(IMAGE, forced=True)
+    house.build(IMAGE)
     house.settle()
     house.restart()
     # Anything may change meanwhile.
@@ -116,10 +114,10 @@ def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     assert (found['state'], found['reason']) == ('pending', str(Cause(Reason.NO_HOST_REQUESTED)))
     house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
     house.boots.gate.clear()
-    house.upkeep.recover()
+    house.recover()
     house.upkeep.go_on(house.store.manifests())
     fakes_manager.until(lambda: house.boots.jobs, 'a profile boot')
-    assert house.manager.jobs.of(IMAGE).forced
+    assert house.running.of(IMAGE).forced
     house.boots.gate.set()
     fakes_manager.until(lambda: house.state(IMAGE) == 'ready', 'ready')
     house.settle()

@@ -27,12 +27,12 @@ def busy(house):
 
 def register(house, image, **options):
     house.images.put(image, **options)
-    house.manager.consider(image)
+    house.changed(image)
 
 
 def waits(house, image):
     """Wait until an image's base is there and its turn is not."""
-    until(lambda: house.manager.jobs.recordings.is_waiting(image), 'its turn to be waited for')
+    until(lambda: house.running.is_waiting(image), 'its turn to be waited for')
 
 
 def boot(house, image, extents=((0, 4096),)):
@@ -71,7 +71,7 @@ def test_an_image_that_does_not_boot_holds_up_none_of_its_owner_s(house):
     register(house, FIRST, owner='one')
     until(lambda: house.boots.running, 'a profile boot')
     register(house, SECOND, owner='one')
-    until(lambda: house.boots.running == 2 or house.manager.jobs.recordings.is_waiting(SECOND),
+    until(lambda: house.boots.running == 2 or house.running.is_waiting(SECOND),
           'the second one')
     assert house.boots.running == 2
 
@@ -91,7 +91,7 @@ def test_a_servers_boot_makes_an_image_ready_that_waits(busy):
 
 def test_a_recording_that_an_operator_wants_is_not_replaced(busy):
     busy.images.put(SECOND, owner='another')
-    busy.manager.consider(SECOND, forced=True)
+    busy.build(SECOND)
     waits(busy, SECOND)
     boot(busy, SECOND)
     assert busy.store.load(SECOND).made.working_set is None
@@ -114,10 +114,10 @@ def test_an_image_that_waits_goes_at_once(busy, how):
     waits(busy, SECOND)
     if how == 'deleted':
         del busy.images.images[SECOND]
-        busy.manager.forget(SECOND)
+        busy.deleted(SECOND)
     else:
         register(busy, SECOND, mode='off')
-    until(lambda: busy.manager.jobs.of(SECOND) is None, 'its end')
+    until(lambda: busy.running.of(SECOND) is None, 'its end')
     assert busy.state(SECOND) == (None if how == 'deleted' else 'skipped')
     assert busy.boots.running == 1
 
@@ -127,7 +127,7 @@ def test_a_build_does_not_wait_for_recordings(busy):
     waits(busy, SECOND)
     boot(busy, SECOND)
     until(lambda: busy.state(SECOND) == 'ready', 'ready')
-    until(lambda: busy.manager.jobs.of(SECOND) is None)
+    until(lambda: busy.running.of(SECOND) is None)
     register(busy, SECOND, owner='another', quota='1MiB')
     until(lambda: [quota for _extents, quota in busy.qemu.builds] == [512 << 20, 1 << 20])
     assert busy.boots.running == 1
@@ -156,7 +156,7 @@ def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
     assert len(building) == 1
     # One that waits for its turn to be built goes at once, too.
     register(house, hostile[-1], owner='hostile', mode='off')
-    until(lambda: house.manager.jobs.of(hostile[-1]) is None, 'its end')
+    until(lambda: house.running.of(hostile[-1]) is None, 'its end')
     gate.set()
     house.settle()
     assert [house.state(image) for image in hostile] == [*['ready'] * 4, 'skipped']
@@ -165,7 +165,7 @@ def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
 def evict(house, *images):
     """Have cache images leave storage disk, as when it is full."""
     house.tiers.evict = list(images)
-    house.manager.disk_room.keep_quota(house.store.manifests())
+    house.disk_room.keep_quota(house.store.manifests())
     house.tiers.evict = []
     assert [house.state(image) for image in images] == ['served'] * len(images)
 
@@ -215,18 +215,18 @@ def test_what_has_its_base_waits_for_no_base(reading):
     for options, state in (({'status': 'deactivated'}, 'skipped'), ({}, 'ready'),
                            ({'quota': '64MiB'}, 'ready')):
         register(reading, SECOND, owner='hostile', **options)
-        until(lambda state=state: reading.manager.jobs.of(SECOND) is None
+        until(lambda state=state: reading.running.of(SECOND) is None
               and reading.state(SECOND) == state, state)
     looked = []
     reading.images.get = looked.append
-    reading.manager.prepare(THIRD)
+    reading.controller.prepare(THIRD)
     until(lambda: looked == [THIRD], 'a look')
 
 
 def test_an_image_that_is_deleted_while_it_waits_for_its_base(reading):
     waiting = FIRST.replace('1', '8', 1)
-    assert reading.manager.jobs.bases.is_waiting(waiting)
+    assert reading.running.is_waiting(waiting)
     del reading.images.images[waiting]
-    reading.manager.forget(waiting)
-    until(lambda: reading.manager.jobs.of(waiting) is None, 'its end')
+    reading.deleted(waiting)
+    until(lambda: reading.running.of(waiting) is None, 'its end')
     assert reading.state(waiting) is None

@@ -106,7 +106,7 @@ def test_a_lost_report_is_made_up_for_by_what_the_host_holds(ready):
 
 
 def test_what_a_host_is_to_let_go_of_does_not_make_it_warm(ready):
-    ready.manager.let_go(IMAGE)
+    ready.controller.let_go(IMAGE)
     warm(ready, 'edge')
     step(ready)
     ready.seconds.now += 1
@@ -165,7 +165,7 @@ def test_an_image_without_a_cache_image_is_refused_with_the_cure(house):
         warm(house, 'racks')
     house.boots.fails = failed('no flavor')
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     with pytest.raises(exception.RequestRefused, match=r'failed: no flavor; .*image build'):
         warm(house, 'racks')
@@ -206,7 +206,7 @@ def test_an_image_that_goes_meanwhile_ends_it(ready, begun):
     warm(ready, 'racks')
     if begun:
         step(ready)
-    ready.manager.forget(IMAGE, held=True)
+    ready.evict(IMAGE)
     step(ready)
     (job,) = ready.warming.progress(IMAGE)
     assert job['done'] and 'skipped' in job['reason'] and len(ready.nova.asked) == begun

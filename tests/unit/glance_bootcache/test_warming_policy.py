@@ -34,7 +34,7 @@ def finish(house):
 def test_a_registered_image_warms_hosts(policy):
     policy.boots.gate.clear()
     policy.images.put(IMAGE)
-    policy.manager.consider(IMAGE)
+    policy.changed(IMAGE)
     scan(policy)
     assert policy.nova.asked == [] and policy.warming.progress(IMAGE) == []
     policy.boots.gate.set()
@@ -62,18 +62,18 @@ def warmed(house):
 def test_later_builds_warm_nobody(policy, again):
     warmed(policy)
     if again == 'image build':
-        policy.manager.consider(IMAGE, forced=True)
+        policy.build(IMAGE)
     elif again in ('quota', 'marker', 'property'):
         name = {'marker': 'boot_marker', 'property': 'other'}.get(again, again)
         make_ready(policy, **{name: '1MiB'})
     elif again == 'refined':
         policy.manager.rebuild(IMAGE)
     elif again == 'evicted':
-        assert policy.manager.disk_room.evict(IMAGE)
+        assert policy.disk_room.evict(IMAGE)
         policy.manager.rebuild(IMAGE)
     else:
         policy.restart()
-        policy.upkeep.recover()
+        policy.recover()
     policy.settle()
     assert policy.state(IMAGE) == 'ready'
     scan(policy)
@@ -85,7 +85,7 @@ def test_another_content_warms_again(policy, again):
     warmed(policy)
     if again == 'opted in':
         policy.images.put(IMAGE, mode='off')
-        policy.manager.consider(IMAGE)
+        policy.changed(IMAGE)
         scan(policy)
         make_ready(policy)
     else:
@@ -100,7 +100,7 @@ def test_an_image_that_is_opted_out_and_in_again_while_it_is_remembered(policy):
     scan(policy)
     finish(policy)
     policy.images.put(IMAGE, mode='off')
-    policy.manager.consider(IMAGE)
+    policy.changed(IMAGE)
     scan(policy)
     make_ready(policy)
     scan(policy)
@@ -141,7 +141,7 @@ def test_what_is_without_a_cache_image_for_a_while_is_warmed_later(policy):
     scan(policy)
     assert len(policy.nova.asked) == 1
     # Evicted while hosts are being warmed, and built again with a server's boot.
-    policy.manager.disk_room.evict(IMAGE)
+    policy.disk_room.evict(IMAGE)
     scan(policy)
     assert policy.store.load(IMAGE).wished.warm_due and policy.warming.progress(IMAGE) == []
     policy.manager.rebuild(IMAGE)
@@ -170,7 +170,7 @@ def test_a_restart_in_between_loses_nothing(policy):
 def test_the_first_boot_of_a_server_makes_it_ready(policy):
     policy.conf.set_override('profile_boots', False, 'bootcache')
     policy.images.put(IMAGE)
-    policy.manager.consider(IMAGE)
+    policy.changed(IMAGE)
     policy.settle()
     assert policy.state(IMAGE) == 'served'
     scan(policy)
@@ -223,7 +223,7 @@ def test_images_of_earlier_versions_are_not_warmed_by_an_upgrade(policy):
     del document['wished']['warm_due']
     policy.store.save(type(policy.store.load(IMAGE)).from_json(document))
     policy.restart()
-    policy.upkeep.recover()
+    policy.recover()
     scan(policy)
     assert len(policy.nova.asked) == 2
 

@@ -25,7 +25,7 @@ def ready(house):
     """An image that is ready, and Glance's notifications."""
     house.notify = lambda event, payload: house.events.info({}, 'image.host', event, payload, {})
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     assert plan(house)['action'] == 'cache' and house.exporter.serving[IMAGE][1]
     assert house.table.report('one', holding(IMAGE)).drop == ()
@@ -84,7 +84,7 @@ def test_an_image_that_is_active_again_while_a_server_reads_its_base(ready, nova
     ready.boots.servers, ready.boots.away = {'has servers': {IMAGE}}.get(nova, set()), \
         nova == 'is away'
     ready.images.put(IMAGE)
-    ready.manager.consider(IMAGE)
+    ready.changed(IMAGE)
     ready.settle()
     assert plan(ready)['action'] == 'cache'
     manifest = ready.store.load(IMAGE)
@@ -108,7 +108,7 @@ def test_another_content_does_not_take_the_place_of_one_that_is_read(ready):
 def test_a_cache_image_of_another_content_is_not_served(ready):
     ready.boots.gate.clear()
     ready.images.put(IMAGE, content=b'\1' * (1 << 20))
-    ready.manager.consider(IMAGE)
+    ready.changed(IMAGE)
     until(lambda: len(ready.boots.jobs) == 2, 'the second profile boot')
     answer = ready.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     assert answer['action'] == 'cold'
@@ -159,7 +159,7 @@ def overtaken(ready, *arguments):
         return answer
 
     ready.images.get = slow
-    thread = threading.Thread(target=ready.manager.consider, args=(IMAGE, *arguments))
+    thread = threading.Thread(target=ready.changed, args=(IMAGE, *arguments))
     thread.start()
     assert asked.wait(20)
     ready.images.get = get
@@ -252,10 +252,10 @@ def test_glance_names_and_fills_its_notifications_so(monkeypatch):
 def test_a_lost_manifest_does_not_begin_again_below_what_hosts_hold(ready, monkeypatch):
     monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 1e9))
     for expected in (10 ** 9, 10 ** 9 + 1):
-        assert ready.manager.let_go(IMAGE).wished.generation == expected
+        assert ready.controller.let_go(IMAGE).wished.generation == expected
     ready.store.remove(IMAGE)
     ready.store.save(Manifest(IMAGE, Standing.DONE))
     monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 2e9))
-    assert ready.manager.let_go(IMAGE).wished.generation == 2 * 10 ** 9
+    assert ready.controller.let_go(IMAGE).wished.generation == 2 * 10 ** 9
     held = holding(IMAGE, generation=10 ** 9 + 1)
     assert ready.table.report('one', held).drop == (IMAGE,)

@@ -14,8 +14,8 @@ from bootcache.manifest import (
 )
 from bootcache.properties import Policy
 from bootcache.reasons import Cause, Reason
-from glance_bootcache import decisions
-from glance_bootcache.decisions import ImageAction, ImageDecision, ImageFacts
+from glance_bootcache.images import policy
+from glance_bootcache.images.policy import ImageAction, ImageDecision, ImageFacts
 
 MIB = 1 << 20
 IMAGE = ImageFacts('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'active', 'qcow2', 'bare', 5 * MIB,
@@ -28,7 +28,7 @@ POLICY = Policy(512 * MIB, 'login:')
 
 
 def decide(image=IMAGE, manifest=None, **options):
-    return decisions.decide(image, manifest, **{
+    return policy.decide(image, manifest, **{
         'default_quota': 512 * MIB, 'max_quota': 2048 * MIB, 'default_marker': 'login:',
         'build_snapshots': False, **options})
 
@@ -244,4 +244,4 @@ def test_every_combination_gives_what_its_action_needs():
     ('', 'sha512:00', True), ('sha512:11', 'sha512:00', True), ('sha512:00', 'sha512:11', True)])
 def test_content_that_is_new(noted, base, new):
     known = dataclasses.replace(manifest(base_hash=base), image_hash=noted)
-    assert decisions.has_new_content(IMAGE, known) is new
+    assert policy.has_new_content(IMAGE, known) is new

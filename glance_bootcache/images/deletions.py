@@ -1,4 +1,4 @@
-"""Images that Glance says it does not have: since when, and whether that is believed.
+"""When it is believed that Glance does not have an image.
 
 An answer of 404 may be an ingress's default page, another region's Glance, or a lost role.
 """
@@ -9,16 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 
-import cachetools
 from oslo_log import log as logging
 
 from bootcache.manifest import Availability, Manifest
-from bootcache.reasons import Cause, Reason
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache import availability
 from glance_bootcache.glance.images import Images
-from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
@@ -28,29 +24,21 @@ _DAY_SECONDS = 86400
 _LISTED_SECONDS = 60
 # Images that Glance shows to everybody.
 _SEEN_BY_ALL = ('public', 'community')
-_MOST_UNKNOWN = 10_000
-_UNKNOWN_SECONDS = 60
 
 
-class MissingImages:
-    """Withdraws images that Glance does not have, and decides when they are removed.
+class Deletions:
+    """Decides when images are removed that Glance does not have.
 
     :param delay: seconds for which Glance has to answer so; from anew after a restart.
-    :param jobs: what is in hand.
     :param clock: monotonic seconds.
     """
 
-    def __init__(self, delay: float, store: ImageStore, images: Images, jobs: Jobs,
-                 retiring: Retiring, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, delay: float, store: ImageStore, images: Images,
+                 clock: Callable[[], float] = time.monotonic):
         self._delay = delay
         self._store = store
         self._images = images
-        self._jobs = jobs
-        self._retiring = retiring
         self._clock = clock
-        # Images that Glance does not have, and there is nothing of here.
-        self._unknown: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
-            _MOST_UNKNOWN, _UNKNOWN_SECONDS)
         self._lock = threading.Lock()  # guards what follows; Glance is asked without it
         self._since: dict[str, float] = {}
         self._throttle = LogThrottle(LOG, math.inf)
@@ -58,59 +46,29 @@ class MissingImages:
         self._believed: collections.deque[float] = collections.deque()
         self._listing: tuple[float, frozenset[str]] = float('-inf'), frozenset()
 
-    def note_there(self, image_id: str) -> None:
-        """Note that Glance has an image."""
+    def forget(self, image_id: str) -> None:
+        """Forget that an image was missing."""
         with self._lock:
-            self._forget(image_id)
-            self._unknown.pop(image_id, None)
+            self._since.pop(image_id, None)
+            self._throttle.forget(image_id)
 
-    def _forget(self, image_id: str) -> None:
-        self._since.pop(image_id, None)
-        self._throttle.forget(image_id)
-
-    def is_unknown(self, image_id: str) -> bool:
-        """Return whether Glance said a moment ago that it does not have an image."""
+    def seconds_left(self, image_id: str) -> float:
+        """Return the seconds for which Glance has yet to answer that it does not have an image."""
+        now = self._clock()
         with self._lock:
-            return image_id in self._unknown
+            return max(0.0, self._since.setdefault(image_id, now) + self._delay - now)
 
-    def withdraw(self, image_id: str, heard: Availability) -> bool:
-        """Give an image out no more, of which nothing is lost by that.
+    def is_believed(self, record: Manifest) -> bool:
+        """Tell whether an image is to be removed, that Glance said just now not to have.
 
-        :param heard: MISSING, or DELETION_NOTIFIED.
-        :returns: whether it is to be removed now.
-        :raises OSError: if it cannot be written.
         :raises Exception: keystoneauth's or glanceclient's, if Glance lists no images.
         """
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            if manifest is not None and manifest.wished.availability is not Availability.DELETED \
-                    and manifest.wished.availability is not heard \
-                    and (not manifest.is_missing or heard is Availability.DELETION_NOTIFIED):
-                LOG.info('image %s: it is given out no more: %s', image_id,
-                         'Glance notified its deletion'
-                         if heard is Availability.DELETION_NOTIFIED else Cause(Reason.MISSING))
-                manifest = self._store.put(manifest.wishing(availability=heard))
-            self._jobs.cancel(image_id)
-        if manifest is None:
-            with self._lock:
-                self._unknown[image_id] = True
-        if manifest is None or not manifest.is_missing:
-            return False
-        self._retiring.withdraw(image_id)
-        if heard is not Availability.MISSING or not self._is_believed(manifest):
-            return False
-        with self._lock:
-            self._forget(image_id)
-            self._unknown[image_id] = True
-        return True
-
-    def _is_believed(self, manifest: Manifest) -> bool:
-        image_id, now = manifest.image_id, self._clock()
+        image_id, now = record.image_id, self._clock()
         with self._lock:
             waited = now - self._since.setdefault(image_id, now)
-        if manifest.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
+        if record.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
             return waited >= self._delay
-        is_sound = self.is_listed_without(image_id, manifest.wished.visibility,
+        is_sound = self.is_listed_without(image_id, record.wished.visibility,
                                           min(waited, _LISTED_SECONDS))
         with self._lock:
             while self._believed and self._believed[0] <= now - _DAY_SECONDS:

@@ -1,0 +1,514 @@
+"""The controller of images: looks at an image, decides, starts the next step, and looks again.
+
+A message writes into the image's record what it says, and has the image looked at. What is done
+follows from the record and from what Glance says, never from the message: a lost one, a late one, a
+crash and a full disk are the same case, the next look.
+"""
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cachetools
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, naming, steps
+from bootcache.manifest import Availability, Goal, Manifest, Standing, Wished, WorkingSetInfo
+from bootcache.reasons import Cause, Reason
+from bootcache.util.backoff import Backoff, CircuitBreaker, pause_seconds
+from bootcache.util.logthrottle import LogThrottle
+from bootcache.util.workqueue import WorkQueue
+from glance_bootcache import away
+from glance_bootcache.glance.images import Images
+from glance_bootcache.images import policy
+from glance_bootcache.images.deletions import Deletions
+from glance_bootcache.images.imagework import ImageWork, settings_of
+from glance_bootcache.images.policy import Decision, Facts, ImageFacts, Step
+from glance_bootcache.images.publishing import StatePublisher
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.saving import save
+from glance_bootcache.images.turns import Changes
+from glance_bootcache.profileboot.job import ImageJob
+from glance_bootcache.storage.store import ImageStore
+
+LOG = logging.getLogger(__name__)
+
+_WORKERS = 4
+_LONGEST_PAUSE = 3600
+# Between tries to give up what servers may need, or to find what Glance does not have.
+_LONGEST_LOOK = 300
+# Where the newer content of an image was got in vain, which may be gigabytes.
+_LONGEST_DOWNLOAD = 24 * 3600
+# Images of which nothing is known but that hosts ask for them: anybody can make up ids.
+_MOST_ASKED_FOR = 100
+_MOST_ANNOUNCED = 10_000
+_MOST_UNKNOWN = 10_000
+_UNKNOWN_SECONDS = 60
+# Errors in a row after which Glance is not asked for a while.
+_GLANCE_ERRORS, _GLANCE_SECONDS = 3, 10.0
+
+
+class Controller:
+    """Keeps images' records equal to what Glance, operators and hosts want, and acts on them.
+
+    :param conf: configuration of the storage service.
+    :param running: the steps that are under way.
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, work: ImageWork,
+                 running: Running, retiring: Retiring, deletions: Deletions,
+                 publisher: StatePublisher, clock: Callable[[], float] = time.monotonic):
+        self._conf = conf[bootcache_conf.GROUP]
+        self._settings = settings_of(conf)
+        self._store = store
+        self._images = images
+        self._work = work
+        self._running = running
+        self._retiring = retiring
+        self._deletions = deletions
+        self._publisher = publisher
+        self._clock = clock
+        self.queue = WorkQueue(self._reconcile, _WORKERS, 'bootcache-images', self._failed, clock)
+        self._changes = Changes(self._conf.changes_per_hour, clock)
+        self._pauses = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
+        self._glance = CircuitBreaker(_GLANCE_ERRORS, _GLANCE_SECONDS, clock)
+        self._throttle = LogThrottle(LOG)
+        # A compute host with the driver was heard of, which can record boots.
+        self._has_hosts = threading.Event()
+        self._lock = threading.Lock()  # guards what follows; held for steps in memory
+        # Images without a record: those that hosts ask for, and those that Glance has told of.
+        self._asked_for: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ASKED_FOR)
+        self._announced: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ANNOUNCED)
+        # Images that Glance does not have, and of which there is no record.
+        self._unknown: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
+            _MOST_UNKNOWN, _UNKNOWN_SECONDS)
+        # As Glance has described each image last: when it was changed.
+        self._seen: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Begin to look at images of which something is heard.
+
+        Before it, files that a crash left are removed, and what was built of images that other
+        rules than those of now accepted is taken back.
+
+        :raises OSError: if that cannot be written.
+        """
+        for record in self._store.manifests():
+            self._store.sweep(record)
+            if policy.is_by_other_rules(record) and record.standing is not Standing.SKIPPED:
+                LOG.warning('image %s: %s', record.image_id, Cause(Reason.INSPECTION_RULES))
+                self._store.change(record.image_id,
+                                   lambda known: policy.revoked(known, time.time()))
+        self.queue.start()
+
+    def look_at_all(self) -> None:
+        """Look at all images, as they may have changed meanwhile, and go on with what is wanted."""
+        for record in self._store.manifests():
+            self.queue.add(record.image_id)
+
+    def stop(self, wait: bool = True) -> None:
+        """Give up what is under way: profile servers are deleted, and the images keep their goals.
+
+        :param wait: until it has ended.
+        """
+        self.queue.stop()
+        self._running.stop(wait)
+
+    # What Glance, operators and hosts say.
+
+    def image_changed(self, image_id: str) -> None:
+        """An image was registered or changed.
+
+        :raises ValueError: if the id is no UUID.
+        """
+        image_id = naming.canonical_image_id(image_id)
+        if self._store.known(image_id) is None:
+            with self._lock:
+                self._announced[image_id] = True
+        if not self.queue.add(image_id):
+            LOG.error('image %s: its change is lost, as those of too many images wait; "bootcache'
+                      ' image build %s" takes it up', image_id, image_id)
+
+    def image_deleted(self, image_id: str) -> None:
+        """Glance has notified the deletion of an image: it is given out no more.
+
+        :raises OSError: if that cannot be written.
+        """
+        image_id = naming.canonical_image_id(image_id)
+
+        def withdrawn(record: Manifest) -> Manifest:
+            return record if record.wished.availability is Availability.DELETED \
+                else record.wishing(availability=Availability.DELETION_NOTIFIED)
+
+        self._store.change(image_id, withdrawn)
+        self._running.cancel(image_id)
+        self.queue.add(image_id)
+
+    def member_removed(self, image_id: str) -> None:
+        """One project less may see an image: all hosts let go of its cache image.
+
+        :raises OSError: if that cannot be written.
+        """
+        self.let_go(image_id)
+
+    def let_go(self, image_id: str) -> Manifest | None:
+        """Have all hosts let go of an image's cache image as soon as no server of theirs needs it.
+
+        :returns: the record, None if the image is not known.
+        """
+        return self._store.change(
+            naming.canonical_image_id(image_id), lambda record: record.wishing(
+                generation=policy.next_generation(record.wished.generation, time.time())))
+
+    def build(self, image_id: str) -> None:
+        """Record an image anew, whatever there is, as an operator wants it.
+
+        :raises OSError: if that cannot be written.
+        :raises Exception: keystoneauth's or glanceclient's, if the image is not known, and Glance
+            cannot be asked.
+        """
+        image_id = naming.canonical_image_id(image_id)
+        if self._store.change(image_id, policy.requested) is None \
+                and self._images.get(image_id) is not None:
+            self._store.add(Manifest(image_id, wished=Wished(requested=True)))
+        self._pauses.forget(image_id)
+        self.queue.add(image_id)
+
+    def evict(self, image_id: str) -> bool:
+        """Drop an image's cache image and working set, as an operator wants it.
+
+        If it is still in Glance it is not recorded again by itself. The base stays until no compute
+        host reads from it.
+
+        :returns: False if nothing was known.
+        :raises OSError: if that cannot be written.
+        """
+        image_id = naming.canonical_image_id(image_id)
+        record = self._store.change(
+            image_id, lambda record: policy.deleted(record, held=not record.is_missing))
+        if record is None:
+            self._store.remove(image_id)  # What a damaged manifest left.
+            return False
+        LOG.info('image %s: dropped: %s', image_id, record.cause)
+        self._running.cancel(image_id)
+        self._pauses.forget(image_id)
+        self._retiring.withdraw(image_id)
+        self.queue.add(image_id)
+        return True
+
+    def prepare(self, image_id: str) -> None:
+        """Get the base of an image from which a server boots, unless that is under way.
+
+        :raises OSError: if that cannot be written.
+        """
+        if self._running.of(image_id) is not None:
+            return
+        if self._store.change(image_id, policy.asked_for) is None:
+            with self._lock:
+                self._asked_for[image_id] = True
+        self.queue.add(image_id)
+
+    def rebuild(self, image_id: str) -> None:
+        """Build an image's cache image from the working set that there is."""
+        self._store.change(image_id, lambda record: record if record.goal or (
+            record.made.working_set is None) else _aiming_at_build(record))
+        self.queue.add(image_id)
+
+    def recompress(self, image_id: str) -> None:
+        """Build an image's cache image anew, if it has room beside all others; a failure changes
+        nothing."""
+        record = self._store.load(image_id)
+        if record is not None and not record.goal:
+            self._start(Step.BUILD, record, None)
+
+    def host_reported(self) -> None:
+        """A compute host with the driver was heard of: images that waited for one are recorded."""
+        if self._has_hosts.is_set():
+            return
+        self._has_hosts.set()
+        for record in self._store.manifests():
+            if record.cause.reason in (Reason.NO_HOST, Reason.NO_HOST_REQUESTED):
+                self.queue.add(record.image_id)
+
+    def takes_report(self, record: Manifest) -> bool:
+        """Tell whether the report of a server's boot can be an image's working set now.
+
+        While the image waits for its turn to be recorded it can: it need not be recorded then.
+        """
+        if record.wished.requested:
+            return False
+        if record.goal is Goal.RECORD:
+            return record.made.working_set is None and (
+                self._running.of(record.image_id) is None
+                or self._running.is_waiting(record.image_id))
+        return self._running.of(record.image_id) is None
+
+    def set_working_set(self, compared: Manifest, info: WorkingSetInfo) -> bool:
+        """Make a working set that was reported an image's own, and have a cache image built of it.
+
+        :param compared: what the report was compared with.
+        :returns: False if the image has changed since.
+        :raises OSError: if that cannot be written.
+        """
+        taken = False
+
+        def change(record: Manifest) -> Manifest:
+            nonlocal taken
+            taken = (record.image_hash, record.made.base_hash, record.made.working_set,
+                     record.standing) == (compared.image_hash, compared.made.base_hash,
+                                          compared.made.working_set, compared.standing) \
+                and self.takes_report(record)
+            return _aiming_at_build(record.making(working_set=info)) if taken else record
+
+        self._store.change(compared.image_id, change)
+        self.queue.add(compared.image_id)
+        return taken
+
+    # What there is to know.
+
+    def is_unknown(self, image_id: str) -> bool:
+        """Return whether Glance said a moment ago that it does not have an image."""
+        with self._lock:
+            return image_id in self._unknown
+
+    def has_changed(self, image: ImageFacts) -> bool:
+        """Return whether an image is another than when it was looked at last."""
+        with self._lock:
+            return self._seen.get(image.image_id, image.updated_at) != image.updated_at
+
+    def ready_in(self, image_id: str) -> float | None:
+        """Return the seconds until an image's base is here, at least; None if nobody knows."""
+        return self._work.ready_in(image_id)
+
+    def is_waited_for(self, record: Manifest) -> bool:
+        """Tell whether servers of a snapshot are to wait for its first cache image."""
+        job = self._running.of(record.image_id)
+        return self._work.is_waited_for(record.image_id) and (
+            (record.made.cache_image is None and record.goal is Goal.BUILD)
+            or (job is not None and job.compares))
+
+    # A look.
+
+    def _failed(self, image_id: str, error: Exception) -> None:
+        if isinstance(error, (exception.BootcacheError, OSError)) or away.passes(error):
+            self._throttle.warning(type(error).__name__, 'image %s: cannot be looked at, and is'
+                                   ' looked at again: %s', image_id, away.told(error))
+        else:
+            LOG.error('image %s: cannot be looked at, and is looked at again', image_id,
+                      exc_info=error)
+
+    def _ask_glance(self, image_id: str) -> ImageFacts | None:
+        if not self._glance.may_ask():
+            raise exception.ServiceAway('Glance has not answered just now')
+        try:
+            image = self._images.get(image_id)
+        except Exception as error:
+            if away.passes(error):
+                self._glance.failed()
+                raise
+            self._glance.answered()
+            raise
+        self._glance.answered()
+        return image
+
+    def _reconcile(self, image_id: str) -> None:
+        record = self._store.load(image_id)
+        with self._lock:
+            boots, announced = image_id in self._asked_for, image_id in self._announced
+        if record is None and not (boots or announced):
+            return
+        try:
+            image = self._ask_glance(image_id)
+        except Exception:
+            if record is not None:
+                self._act(Decision(record, policy.retirement(record)), None)
+            raise
+        with self._lock:
+            self._unknown.pop(image_id, None)
+            self._asked_for.pop(image_id, None)
+            self._announced.pop(image_id, None)
+            if image is None and record is None:
+                self._unknown[image_id] = True
+        if image is None:
+            if record is not None:
+                self._missing(record)
+            return
+        self._deletions.forget(image_id)
+        steps.reached('register: heard')
+        decision = self._decide(record, image, boots)
+        if decision.record is None:
+            return
+        with self._lock:
+            self._seen[image_id] = image.updated_at
+        self._act(decision, image)
+        if decision.waits:
+            self.queue.add(image_id, self._conf.poll_interval)
+        again = self._publisher.publish(image, decision.record,
+                                        self._running.state(decision.record))
+        if again is not None:
+            self.queue.add(image_id, again)
+
+    def _missing(self, record: Manifest) -> None:
+        """Give an image out no more that Glance does not have, and remove it when that is
+        believed."""
+        image_id = record.image_id
+        if record.wished.availability is not Availability.DELETED:
+            if not record.is_missing:
+                LOG.info('image %s: it is given out no more: %s', image_id, Cause(Reason.MISSING))
+            changed = self._store.change(
+                image_id, lambda known: known if known.is_missing
+                else known.wishing(availability=Availability.MISSING))
+            if changed is None:
+                return
+            self._running.cancel(image_id)
+            self._retiring.withdraw(image_id)
+            if not self._deletions.is_believed(changed):
+                left = self._deletions.seconds_left(image_id)
+                if not left:
+                    self._postpone(image_id, _LONGEST_LOOK)
+                    left = self._pauses.due_at(image_id) - self._clock()
+                self.queue.add(image_id, left)
+                return
+            self._deletions.forget(image_id)
+            self._pauses.forget(image_id)
+            deleted = self._store.change(image_id, lambda known: policy.deleted(known)
+                                         if known.is_missing else known)
+            if deleted is None:
+                return
+            record = deleted
+            LOG.info('image %s: dropped: %s', image_id, record.cause)
+        with self._lock:
+            self._unknown[image_id] = True
+            self._seen.pop(image_id, None)
+        self._act(Decision(record, policy.retirement(record)), None)
+
+    def _decide(self, record: Manifest | None, image: ImageFacts, boots: bool) -> Decision:
+        image_id = image.image_id
+        facts = Facts(image, self._work.is_at_hand(image), self._has_hosts.is_set(), boots,
+                      not self._changes.are_too_many(image.owner), time.time())
+        decision = policy.decide(record, facts, self._settings)
+        if record is None:
+            if decision.record is not None:
+                decision = Decision(self._store.add(decision.record), decision.step,
+                                    decision.waits, decision.is_change)
+        else:
+            def change(known: Manifest) -> Manifest:
+                nonlocal decision
+                decision = policy.decide(known, facts, self._settings)
+                return decision.record or known
+
+            decision = Decision(self._store.change(image_id, change), decision.step,
+                                decision.waits, decision.is_change)
+        after = decision.record
+        if after is None:
+            return decision
+        steps.reached('register: taken up')
+        if decision.is_change and decision.step is not None:
+            self._changes.begin(image.owner)
+        self._log(record, after)
+        if after.cause.reason in (Reason.NO_HOST, Reason.NO_HOST_REQUESTED) \
+                and self._has_hosts.is_set():
+            self.queue.add(image_id)  # One was heard of meanwhile.
+        if record is None or _work_of(after) != _work_of(record):
+            self._pauses.forget(image_id)
+        return decision
+
+    @staticmethod
+    def _log(before: Manifest | None, after: Manifest) -> None:
+        if before is not None and before.is_missing:
+            LOG.info('image %s: Glance has it again', after.image_id)
+        if before is not None and after.wished.generation != before.wished.generation:
+            LOG.info('image %s: %s, and was %s, or is signed otherwise: hosts let go of its cache'
+                     ' image', after.image_id, after.wished.visibility, before.wished.visibility)
+        if after.standing in (Standing.SKIPPED, Standing.FAILED) and (
+                before is None or (before.standing, before.cause) != (after.standing, after.cause)):
+            LOG.info('image %s: %s: %s', after.image_id, after.standing.value, after.cause)
+
+    def _act(self, decision: Decision, image: ImageFacts | None) -> None:
+        """Start the step that was decided; give up another one that is under way."""
+        record = decision.record
+        assert record is not None
+        image_id, job = record.image_id, self._running.of(record.image_id)
+        if job is not None:
+            fits = decision.step is Step.RETIRE if job.step == Step.RETIRE else (
+                job.begun is not None and policy.is_same_work(record, job.begun))
+            if fits or not self._running.cancel(image_id):
+                return  # The end of a step has its image looked at.
+        if decision.step is None:
+            return
+        left = self._pauses.due_at(image_id) - self._clock()
+        if left > 0:
+            self.queue.add(image_id, left)
+        else:
+            self._start(decision.step, record, image)
+
+    # Steps.
+
+    def _start(self, step: Step, record: Manifest, image: ImageFacts | None) -> None:
+        job = ImageJob(record.image_id, step, record)
+        source = self._work.source(image) \
+            if step is Step.GET_BASE and image is not None and not self._work.is_at_hand(image) \
+            else None
+        self._running.start(job, record.wished.owner, functools.partial(self._run, job, image),
+                            functools.partial(self.queue.add, record.image_id), source)
+
+    def _run(self, job: ImageJob, image: ImageFacts | None) -> None:
+        image_id, begun = job.image_id, job.begun
+        try:
+            job.check_cancelled()
+            self._work.do(job, image)
+            if self._store.load(image_id) != begun:
+                self._pauses.forget(image_id)
+            else:
+                # It is not done yet, as servers need the base.
+                self._postpone(image_id, _LONGEST_LOOK)
+        except exception.Cancelled as error:
+            LOG.info('image %s: given up: %s', image_id, error)
+        except Exception as error:
+            self._fail(job, error)
+        finally:
+            job.phase = None
+
+    def _fail(self, job: ImageJob, error: Exception) -> None:
+        """Write what became of a step that has failed, if that still matters."""
+        image_id = job.image_id
+        if not isinstance(error, (exception.BootcacheError, OSError)) \
+                and not job.cancelled.is_set():
+            LOG.error('image %s: unexpected error', image_id, exc_info=error)
+        try:
+            record = save(self._store, job, lambda record: policy.failed(
+                record, error, job.is_without_older))
+        except exception.Cancelled as reason:
+            LOG.info('image %s: given up: %s', image_id, reason)
+            if job.step == Step.RETIRE:
+                self._postpone(image_id, _LONGEST_LOOK)
+            return
+        except Exception:
+            LOG.exception('image %s: what became of it cannot be written', image_id)
+            self._postpone(image_id, _LONGEST_PAUSE)
+            return
+        LOG.warning('image %s: %s: %s', image_id, record.standing.value, record.cause)
+        if record.goal:
+            downloads = record.standing is Standing.FAILED \
+                and record.cause.reason is not Reason.OLDER_CONTENT_IN_USE
+            self._postpone(image_id, _LONGEST_DOWNLOAD if downloads else _LONGEST_PAUSE)
+
+    def _postpone(self, image_id: str, longest: float) -> None:
+        self._pauses.postpone(image_id, pause_seconds(
+            self._pauses.failures(image_id) + 1, self._conf.poll_interval, longest))
+
+
+def _aiming_at_build(record: Manifest) -> Manifest:
+    return dataclasses.replace(record, goal=Goal.BUILD)
+
+
+def _work_of(record: Manifest) -> tuple[Any, ...]:
+    return (record.image_hash, record.goal, record.wished.requested, record.standing,
+            record.is_missing)

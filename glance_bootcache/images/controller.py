@@ -145,8 +145,10 @@ class Controller:
             return record if record.wished.availability is Availability.DELETED \
                 else record.wishing(availability=Availability.DELETION_NOTIFIED)
 
-        self._store.change(image_id, withdrawn)
+        record = self._store.change(image_id, withdrawn)
         self._running.cancel(image_id)
+        if record is not None:
+            self._retiring.withdraw(image_id)
         self.queue.add(image_id)
 
     def member_removed(self, image_id: str) -> None:

@@ -368,11 +368,11 @@ class Controller:
             self._running.cancel(image_id)
             self._retiring.withdraw(image_id)
             if not self._deletions.is_believed(changed):
-                left = self._deletions.seconds_left(image_id)
-                if not left:
-                    self._postpone(image_id, _LONGEST_LOOK)
-                    left = self._pauses.due_at(image_id) - self._clock()
-                self.queue.add(image_id, left)
+                # Soon first: it may have been one answer only.
+                self._postpone(image_id, _LONGEST_LOOK)
+                pause = self._pauses.due_at(image_id) - self._clock()
+                self.queue.add(image_id, min(
+                    pause, self._deletions.seconds_left(image_id) or pause))
                 return
             self._deletions.forget(image_id)
             self._pauses.forget(image_id)

@@ -319,9 +319,22 @@ class Controller:
     def _reconcile(self, image_id: str) -> None:
         record = self._store.load(image_id)
         with self._lock:
-            boots, announced = image_id in self._asked_for, image_id in self._announced
+            boots = self._asked_for.pop(image_id, False)
+            announced = self._announced.pop(image_id, False)
         if record is None and not (boots or announced):
             return
+        try:
+            self._look(image_id, record, boots)
+        except Exception:
+            # Neither Glance nor a host repeats what has no record yet.
+            with self._lock:
+                if boots:
+                    self._asked_for[image_id] = True
+                if announced:
+                    self._announced[image_id] = True
+            raise
+
+    def _look(self, image_id: str, record: Manifest | None, boots: bool) -> None:
         try:
             image = self._ask_glance(image_id)
         except Exception:
@@ -330,8 +343,6 @@ class Controller:
             raise
         with self._lock:
             self._unknown.pop(image_id, None)
-            self._asked_for.pop(image_id, None)
-            self._announced.pop(image_id, None)
             if image is None and record is None:
                 self._unknown[image_id] = True
         if image is None:

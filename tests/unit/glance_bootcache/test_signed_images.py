@@ -31,6 +31,7 @@ def house(house, monkeypatch):
     signing.use_key_manager(monkeypatch)
     house.conf.set_override('verify_signatures', True, 'bootcache')
     house.conf.set_override('auth_type', 'none', 'service_auth')
+    house.restart()
     house.signer = signing.Signer('signer')
 
     def put(properties, content=CONTENT):
@@ -116,7 +117,7 @@ def test_a_key_manager_that_is_away_is_asked_again(house):
     assert policy.is_put_off(manifest) and 'key manager' in manifest.reason
     assert offered(house)['action'] == 'stock'
     signing.DictionaryKeyManager.fails = None
-    house.changed(IMAGE, again=True)
+    house.later(30)
     house.settle()
     assert house.store.load(IMAGE).standing is Standing.DONE and offered(house)['signature']
 
@@ -132,7 +133,7 @@ def test_one_that_never_answers_is_waited_for_no_longer_than_it_may(house, monke
     assert policy.is_put_off(manifest) and 'no answer within' in manifest.reason
     # Each try leaves a thread behind, until it answers; and a base is not got in vain.
     for _try in range(5):
-        house.changed(IMAGE, again=True)
+        house.later(3600)
         house.settle()
     assert policy.is_put_off(house.store.load(IMAGE))
     waiting = [thread for thread in threading.enumerate()
@@ -143,6 +144,7 @@ def test_one_that_never_answers_is_waited_for_no_longer_than_it_may(house, monke
 
 def test_without_the_option_nothing_is_asked_and_the_image_goes_the_stock_way(house):
     house.conf.set_override('verify_signatures', False, 'bootcache')
+    house.restart()
     manifest = house.put(house.signer.sign(CONTENT))
     assert manifest.standing is Standing.SKIPPED and 'verify_signatures' in manifest.reason
     assert signing.DictionaryKeyManager.contexts == []

@@ -374,6 +374,7 @@ class Controller:
                 LOG.info('image %s: it is given out no more: %s', image_id, Cause(Reason.MISSING))
             changed = self._store.change(
                 image_id, lambda known: known if known.is_missing
+                or known.wished.availability is Availability.DELETED
                 else known.wishing(availability=Availability.MISSING))
             if changed is None:
                 return
@@ -411,7 +412,9 @@ class Controller:
         else:
             def change(known: Manifest) -> Manifest:
                 nonlocal decision
-                decision = policy.decide(known, facts, self._settings)
+                # If it was deleted meanwhile, Glance's answer is of before: it is asked again.
+                decision = policy.decide(known, facts, self._settings) \
+                    if known.wished.availability is record.wished.availability else Decision(known)
                 return decision.record or known
 
             decision = Decision(self._store.change(image_id, change), decision.step,

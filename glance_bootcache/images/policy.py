@@ -415,7 +415,7 @@ def decide(record: Manifest | None, facts: Facts, settings: Settings) -> Decisio
             fresh = fresh.standing_at(Standing.WANTED)
         return Decision(fresh, waits=True)
     if wish.want is Want.NOTHING:
-        return Decision(None if record is None else fresh)
+        return Decision(None) if record is None else Decision(fresh, retirement(fresh))
     is_change = False
     if wish.want is Want.TAKE_UP:
         is_change = is_owners_change(image, known) and not facts.boots \

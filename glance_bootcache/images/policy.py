@@ -366,6 +366,8 @@ def wanted(image: ImageFacts, record: Manifest | None, settings: Settings,
         return Wanted(Want.NOTHING)
     if record.image_hash != image.image_hash:
         return dataclasses.replace(first, goal=Goal.SERVE) if record.goal is Goal.SERVE else first
+    if record.goal is Goal.RECORD and not profile_boots:
+        return dataclasses.replace(first, goal=Goal.SERVE)
     if record.goal is not Goal.NONE:
         return Wanted(Want.GO_ON, policy=policy)
     if record.standing is Standing.WANTED \

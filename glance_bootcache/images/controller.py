@@ -491,7 +491,7 @@ class Controller:
 
     def _fail(self, job: ImageJob, error: Exception) -> None:
         """Write what became of a step that has failed, if that still matters."""
-        image_id = job.image_id
+        image_id, before = job.image_id, job.begun
         if not isinstance(error, (exception.BootcacheError, OSError)) \
                 and not job.cancelled.is_set():
             LOG.error('image %s: unexpected error', image_id, exc_info=error)
@@ -507,7 +507,10 @@ class Controller:
             LOG.exception('image %s: what became of it cannot be written', image_id)
             self._postpone(image_id, _LONGEST_PAUSE)
             return
-        LOG.warning('image %s: %s: %s', image_id, record.standing.value, record.cause)
+        self._throttle.warning(image_id, 'image %s: %s: %s', image_id, record.standing.value,
+                               record.cause)
+        if before is not None and before.cause.reason is not record.cause.reason:
+            self._pauses.forget(image_id)
         if record.goal:
             downloads = record.standing is Standing.FAILED \
                 and record.cause.reason is not Reason.OLDER_CONTENT_IN_USE

@@ -173,17 +173,11 @@ class ServiceUpkeep:
     def recover(self) -> None:
         """End what an earlier process left, and then look at all images; once.
 
-        :raises OSError: if what is revoked cannot be written.
         :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
         if self.recovered:
             return
         self._profile_boots.remove_leftovers(self._running.tokens)
-        for manifest in self._store.manifests():
-            with self._store.lock:
-                current = self._store.load(manifest.image_id)
-                if current is not None and self._running.of(manifest.image_id) is None:
-                    self._store.sweep(current)
         # With Nova away, what is begun would fail for good.
         self._controller.look_at_all()
         self.recovered = True

@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 _MOST_KEYS = 20_000
 _FIRST_PAUSE = 5.0
-_LONGEST_PAUSE = 600.0
+_LONGEST_PAUSE = 60.0
 
 
 class WorkQueue:

@@ -95,11 +95,13 @@ class Controller:
     def start(self) -> None:
         """Begin to look at images of which something is heard.
 
-        What was built of images that other rules than those of now accepted is taken back.
+        Before it, files that a crash left are removed, and what was built of images that other
+        rules than those of now accepted is taken back.
 
         :raises OSError: if that cannot be written.
         """
         for record in self._store.manifests():
+            self._store.sweep(record)
             if policy.is_by_other_rules(record) and record.standing is not Standing.SKIPPED:
                 LOG.warning('image %s: %s', record.image_id, Cause(Reason.INSPECTION_RULES))
                 self._store.change(record.image_id,
@@ -204,10 +206,12 @@ class Controller:
         return True
 
     def prepare(self, image_id: str) -> None:
-        """Get the base of an image from which a server boots.
+        """Get the base of an image from which a server boots, unless that is under way.
 
         :raises OSError: if that cannot be written.
         """
+        if self._running.of(image_id) is not None:
+            return
         if self._store.change(image_id, policy.asked_for) is None:
             with self._lock:
                 self._asked_for[image_id] = True

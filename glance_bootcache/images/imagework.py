@@ -28,6 +28,7 @@ from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.ceph import places
 from bootcache.manifest import CacheInfo, Goal, ImageState, Manifest, Standing, WorkingSetInfo
+from bootcache.properties import Policy
 from bootcache.reasons import Reason
 from bootcache.workingset import WorkingSet
 from glance_bootcache import snapshotrules
@@ -189,7 +190,6 @@ class ImageWork:
         self._retiring = retiring
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
-        self._settings = settings_of(conf)
         self._inheriting = Inheriting(store, images)
         self.transfers = Transfers()
         # Until when servers of a snapshot wait for its first cache image, in monotonic seconds.
@@ -357,7 +357,8 @@ class ImageWork:
         :param record: the image's, with its base.
         :raises BootcacheError: with what went wrong and the cure.
         """
-        asked = self._settings.policy(image)
+        wished = record.wished
+        asked = Policy(wished.quota, wished.boot_marker, wished.settle)
         job.phase = ImageState.RECORDING
         result = self._profile_boots.run(image, record.made.virtual_bytes, asked, job)
         job.check_cancelled()

@@ -45,6 +45,11 @@ from glance_bootcache.warming.runner import Warming
 @pytest.fixture
 def no_qemu(monkeypatch):
     """Inspecting and building without QEMU, which tests/functional runs for real."""
+    return without_qemu(monkeypatch)
+
+
+def without_qemu(monkeypatch):
+    """As ``no_qemu``."""
     controls = types.SimpleNamespace(refuse=None, building=lambda: None, builds=[])
 
     def inspect(path, disk_format, max_virtual_bytes):
@@ -93,10 +98,17 @@ def database(storage_conf, empty_database):
 
 @pytest.fixture
 def house(storage_conf, no_qemu, database):
-    """A manager with its neighbours; ``restart`` makes another one on the same state.
+    """A controller with its neighbours; ``restart`` makes another one on the same state.
 
     A deletion is believed at once, and a final state shown, unless a test says otherwise.
     """
+    with made_house(storage_conf, no_qemu, database) as house:
+        yield house
+
+
+@contextlib.contextmanager
+def made_house(storage_conf, no_qemu, database):
+    """As ``house``, in a block."""
     storage_conf.set_override('deletion_delay', 0, 'bootcache')
     storage_conf.set_override('show_state_after', 0, 'bootcache')
     with contextlib.ExitStack() as stack:

@@ -1,0 +1,377 @@
+"""Whatever happens to images, in which order and however often, all is well when it is quiet again.
+
+Glance, Nova, the exporter and the disk are stand-ins (fakes_manager.py): they are away, full, late
+and silent as the machine says. Threads are none: each look and each step is a move of the machine's.
+"""
+
+import collections
+import contextlib
+import os
+import tempfile
+
+import hypothesis
+import pytest
+from conftest import made_house, without_qemu
+from fakes_manager import SIZE
+from hypothesis import stateful
+from hypothesis import strategies as st
+from oslo_config import cfg
+
+from bootcache import savefile, steps
+from bootcache.exception import DatabaseAway, ServiceAway
+from bootcache.manifest import Availability, ImageState, Standing
+from bootcache.reasons import Reason
+from bootcache.rpc.messages import PlanBoot
+from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import conf as db_conf
+from glance_bootcache.db import schema
+from glance_bootcache.db.engine import Database
+from glance_bootcache.images import controller, turns
+
+IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(4)]
+CONTENTS = [bytes([number]) * SIZE for number in range(3)]
+RUNS = int(os.environ.get('BOOTCACHE_CONVERGENCE_RUNS', '500'))
+# To make a failing run short takes minutes, and is asked for.
+PHASES = tuple(hypothesis.Phase) if 'BOOTCACHE_CONVERGENCE_SHRINKS' in os.environ \
+    else (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+_HOUR = 3600.0
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Queue:
+    """As WorkQueue; a key is worked on when the machine says so."""
+
+    def __init__(self, work, workers, name, failed, clock):
+        self.work, self.failed, self.clock = work, failed, clock
+        self.due = {}
+
+    def start(self):
+        """As WorkQueue.start."""
+
+    def stop(self):
+        """As WorkQueue.stop."""
+        self.due = {}
+
+    def wake(self):
+        """As WorkQueue.wake."""
+
+    def add(self, key, after=0.0):
+        """As WorkQueue.add."""
+        due = self.clock() + after
+        self.due[key] = min(due, self.due.get(key, due))
+        return True
+
+    def keys(self):
+        """Return the keys that are due."""
+        return sorted(key for key, due in self.due.items() if due <= self.clock())
+
+    def is_idle(self):
+        """As WorkQueue.is_idle, where nobody waits for it."""
+        return True
+
+    def run(self, key):
+        """Work on a key."""
+        del self.due[key]
+        try:
+            self.work(key)
+        except Exception as error:
+            self.failed(key, error)
+            self.add(key, 5)
+
+
+class Executor:
+    """As futurist's; what is submitted is done when the machine says so."""
+
+    pending = []
+
+    def __init__(self, max_workers):
+        pass
+
+    def submit(self, call, *arguments):
+        """As futurist's."""
+        self.pending.append(lambda: call(*arguments))
+
+    def shutdown(self, wait=True):
+        """As futurist's."""
+
+
+image_ids = st.sampled_from(IMAGES)
+contents = st.integers(0, len(CONTENTS) - 1)
+tells = st.sampled_from(['', 'told', 'told', 'told twice'])
+
+
+class Images(stateful.RuleBasedStateMachine):
+    """Images of a cloud."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.stack = contextlib.ExitStack()
+        self.directory = self.stack.enter_context(tempfile.TemporaryDirectory())
+        Executor.pending = []
+        self.patch.setattr(controller, 'WorkQueue', Queue)
+        self.patch.setattr(turns.futurist, 'ThreadPoolExecutor', Executor)
+        self.patch.setattr(steps, 'reached', self.reached)
+        self.unlink = os.unlink
+        self.patch.setattr(os, 'unlink', self.remove)
+        self.write_json = savefile.write_json
+        self.patch.setattr(savefile, 'write_json', self.write)
+        conf = cfg.ConfigOpts()
+        conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+        glance_conf.register_opts(conf)
+        db_conf.register_opts(conf)
+        conf.set_override('state_dir', f'{self.directory}/state', 'bootcache')
+        conf.set_override('run_dir', f'{self.directory}/run', 'bootcache')
+        conf.set_override('changes_per_hour', 0, 'bootcache')
+        os.makedirs(f'{self.directory}/state')
+        database = Database(conf)
+        schema.sync(database)
+        self.stack.callback(database.close)
+        self.is_full = self.is_killed = self.is_building_away = False
+        self.kill_after = None
+        self.qemu = without_qemu(self.patch)
+        self.qemu.building = self.building
+        self.house = self.stack.enter_context(made_house(conf, self.qemu, database))
+        self.house.deletions._delay = 300
+        # What Glance has told of, and how often each image may have been recorded.
+        self.notified, self.told, self.asked_for = set(), set(), set()
+        self.recordings, self.allowed = collections.Counter(), collections.Counter()
+        self.run_boot = self.house.boots.run
+        self.house.boots.run = self.boot
+
+    # The world.
+
+    def reached(self, name):
+        if self.kill_after is not None:
+            self.kill_after -= 1
+            if self.kill_after < 0:
+                self.is_killed = True
+                raise Killed(name)
+
+    def remove(self, path, **named):
+        if not self.is_killed:
+            self.unlink(path, **named)
+
+    def write(self, path, document):
+        if self.is_killed:
+            raise Killed(path)
+        if self.is_full:
+            raise OSError(28, 'No space left on device')
+        self.write_json(path, document)
+
+    def building(self):
+        if self.is_building_away:
+            raise OSError(28, 'No space left on device')
+
+    def boot(self, image, virtual_bytes, policy, job):
+        if self.house.boots.away:
+            raise ServiceAway('Nova is away')
+        self.recordings[image.image_id] += 1
+        return self.run_boot(image, virtual_bytes, policy, job)
+
+    def move(self, call, *arguments):
+        """Do something, which the process may not survive."""
+        try:
+            return call(*arguments)
+        except Killed:
+            self.restart()
+        except (OSError, DatabaseAway):
+            pass  # Who has asked is told, and asks again; an event stays on the bus.
+        return None
+
+    def restart(self):
+        self.is_killed, self.kill_after = False, None
+        Executor.pending.clear()
+        for image in IMAGES:
+            self.allowed[image] += 1
+        # What was heard of, and not looked at, a crash forgets.
+        self.told -= {image for image in self.told if self.house.store.load(image) is None}
+        self.house.restart()
+        self.house.deletions._delay = 300
+        with contextlib.suppress(RuntimeError):
+            self.house.upkeep.recover()
+
+    def tell(self, image, how, call):
+        for _time in range({'': 0, 'told': 1, 'told twice': 2}[how]):
+            self.told.add(image)
+            for _again in range(20):
+                try:
+                    call(image)
+                    break
+                except OSError:
+                    self.is_full = False  # The bus gives it again until it is written.
+                except Killed:
+                    self.restart()
+
+    # What happens.
+
+    @stateful.rule(image=image_ids, content=contents, tells=tells,
+                   visibility=st.sampled_from(['public', 'shared', 'private']))
+    def register(self, image, content, tells, visibility):
+        self.allowed[image] += 1
+        self.notified.discard(image)
+        self.house.images.put(image, CONTENTS[content], visibility=visibility)
+        self.tell(image, tells, self.house.controller.image_changed)
+
+    @stateful.rule(image=image_ids, tells=tells, status=st.sampled_from(
+        ['active', 'deactivated', 'importing']), mode=st.sampled_from(['auto', 'off']),
+        quota=st.sampled_from(['1MiB', '2MiB']))
+    def change(self, image, tells, status, mode, quota):
+        if image in self.house.images.images:
+            self.allowed[image] += 1
+            content, facts = self.house.images.images[image]
+            self.house.images.put(image, content, status, facts.visibility, mode=mode, quota=quota)
+            self.tell(image, tells, self.house.controller.image_changed)
+
+    @stateful.rule(image=image_ids, tells=tells)
+    def delete(self, image, tells):
+        if self.house.images.images.pop(image, None) is not None:
+            self.allowed[image] += 1
+            if tells and self.house.store.load(image) is not None:
+                self.notified.add(image)
+            self.tell(image, tells, self.house.controller.image_deleted)
+
+    @stateful.rule(image=image_ids, event=st.sampled_from(
+        ['image_changed', 'image_deleted', 'member_removed']))
+    def late(self, image, event):
+        """An event of a while ago."""
+        self.tell(image, 'told', getattr(self.house.controller, event))
+
+    @stateful.rule(image=image_ids)
+    def build(self, image):
+        self.allowed[image] += 1
+        with contextlib.suppress(RuntimeError):
+            self.move(self.house.controller.build, image)
+
+    @stateful.rule(image=image_ids)
+    def evict(self, image):
+        self.allowed[image] += 1
+        self.move(self.house.controller.evict, image)
+
+    @stateful.rule(image=image_ids)
+    def boot_server(self, image):
+        self.asked_for.add(image)
+        answer = self.move(self.house.hosts.plan_boot, PlanBoot(image, 'host', 'server'))
+        if answer is not None and answer['action'] in ('cold', 'cache'):
+            record = self.house.store.load(image)
+            assert answer['image_hash'] == record.image_hash == record.made.base_hash
+
+    @stateful.rule(image=image_ids)
+    def leave_storage_disk(self, image):
+        self.move(self.house.disk_room.evict, image)
+
+    @stateful.rule(image=image_ids, needs=st.booleans())
+    def servers(self, image, needs):
+        (self.house.boots.servers.add if needs else self.house.boots.servers.discard)(image)
+
+    @stateful.rule(glance=st.booleans(), nova=st.booleans(), full=st.booleans(),
+                   building=st.booleans())
+    def weather(self, glance, nova, full, building):
+        self.house.images.away, self.house.boots.away = glance, nova
+        self.is_full, self.is_building_away = full, building
+        for image in IMAGES:
+            self.allowed[image] += 1
+
+    @stateful.rule(seconds=st.sampled_from([1, 40, 400, 4000]))
+    def wait(self, seconds):
+        self.house.seconds.sleep(seconds)
+
+    @stateful.rule(steps=st.integers(0, 6))
+    def kill_soon(self, steps):
+        self.kill_after = steps
+
+    @stateful.rule(steps=st.booleans(), which=st.integers(0, 9))
+    def work(self, steps, which):
+        """A look, or a step."""
+        if steps and Executor.pending:
+            self.move(Executor.pending.pop(which % len(Executor.pending)))
+        elif keys := self.house.controller.queue.keys():
+            self.move(self.house.controller.queue.run, keys[which % len(keys)])
+
+    # What has to be.
+
+    def quiet(self):
+        """Nothing happens any more but what the service does by itself."""
+        self.kill_after = None
+        self.is_full = self.is_building_away = False
+        self.house.images.away = self.house.boots.away = False
+        self.house.boots.servers.clear()
+        for _hour in range(30):
+            self.house.upkeep.once()
+            for _round in range(200):
+                while Executor.pending:
+                    Executor.pending.pop(0)()
+                keys = self.house.controller.queue.keys()
+                if not keys:
+                    break
+                for key in keys:
+                    self.house.controller.queue.run(key)
+            else:
+                raise AssertionError(f'it does not become quiet: {keys}')
+            self.house.seconds.sleep(_HOUR)
+
+    def teardown(self):
+        try:
+            self.quiet()
+            for image in IMAGES:
+                self.check(image)
+        finally:
+            self.stack.close()
+            self.patch.undo()
+
+    def check(self, image):
+        house, record = self.house, self.house.store.load(image)
+        found = house.images.images.get(image)
+        hypothesis.note(f'{image}: {found and found[1]} {record}')
+        assert self.recordings[image] <= self.allowed[image], 'it is recorded once for each change'
+        if record is None:
+            assert found is None or image not in self.told or found[1].status != 'active'
+            assert image not in house.exporter.serving
+            assert not os.path.exists(house.store.directory(image))
+            return
+        assert record.goal == '' or record.standing is Standing.WANTED, 'nothing is outstanding'
+        served = house.exporter.serving.get(image, (None, None))
+        named = {'manifest.json', *(os.path.basename(path) for path in (
+            record.made.base_path, house.store.cache_path(record) or '') if path)}
+        if record.made.working_set is not None:
+            named.add(record.made.working_set.file)
+        assert set(os.listdir(house.store.directory(image))) == named
+        if found is None:
+            assert image not in self.notified, 'Glance has notified its deletion'
+            assert record.wished.availability in (Availability.MISSING, Availability.DELETED)
+            assert served[1] is None
+            return
+        _content, facts = found
+        wanted = facts.status == 'active' and facts.properties.get('bootcache_mode') != 'off'
+        if not wanted or record.wished.held:
+            if facts.status == 'importing':
+                return
+            assert record.state is ImageState.SKIPPED, record
+            assert served == (None, None) and not record.made.base_path
+            return
+        # One that was got for a server is recorded as the next server boots.
+        is_asked_for = image in self.asked_for and record.made.working_set is None
+        assert record.state is ImageState.READY or (
+            is_asked_for and record.state is ImageState.SERVED), record
+        assert record.image_hash == record.made.base_hash == facts.image_hash
+        assert not record.cause or record.cause.reason is Reason.FAILED
+        # What nobody reads is served when it is asked for.
+        assert served in ((None, None), (record.made.base_path, house.store.cache_path(record)))
+        assert os.path.exists(record.made.base_path)
+        if record.state is ImageState.READY:
+            working_set = house.store.load_working_set(record)
+            assert working_set is not None and working_set.image_hash == facts.image_hash
+
+
+Images.TestCase.settings = hypothesis.settings(
+    max_examples=RUNS, stateful_step_count=40, report_multiple_bugs=False,
+    phases=PHASES, deadline=None, database=None,
+    suppress_health_check=list(hypothesis.HealthCheck))
+
+
+@pytest.mark.usefixtures('no_daemons')
+class TestImages(Images.TestCase):
+    """Runs the machine."""

@@ -92,8 +92,9 @@ def listen(conf, service):
     """Starts the service's listener, which ends with the test."""
     started = []
 
-    def listen(member_removed=service.note('member removed')):
-        events = ImageEvents(service.queue.add, service.note('deleted'), member_removed)
+    def listen(member_removed=None):
+        events = ImageEvents(service.queue.add, service.note('deleted'),
+                             member_removed or service.note('member removed'))
         listener = get_listener(conf, events)
         listener.start()
         started.append((events, listener))

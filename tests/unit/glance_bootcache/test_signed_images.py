@@ -172,7 +172,8 @@ def test_an_image_that_gets_another_signature_is_verified_again_in_its_place(hou
     after = house.store.load(IMAGE)
     assert after.standing is Standing.DONE and after.made.base_path == before.made.base_path
     assert after.made.signature not in ('', before.made.signature)
-    # One that is not right takes it all back.
+    # One that is not right takes it all back; a server runs from the base.
+    house.boots.servers = {IMAGE}
     after = house.put(wrong(again))
     assert after.standing is Standing.SKIPPED and after.made.cache_image is None
     assert offered(house)['action'] == 'stock'
@@ -257,6 +258,7 @@ def test_one_in_ceph_that_gets_a_signature_is_downloaded_and_served_from_there(i
 
 def test_one_in_ceph_that_gets_a_wrong_signature_is_not_served(in_ceph):
     in_ceph.put({})
+    in_ceph.boots.servers = {IMAGE}
     manifest = in_ceph.put(wrong(in_ceph.signer.sign(CONTENT)))
     assert manifest.standing is Standing.SKIPPED and 'not what was signed' in manifest.reason
     assert offered(in_ceph)['action'] == 'stock'

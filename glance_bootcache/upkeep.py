@@ -72,6 +72,8 @@ class ServiceUpkeep:
         self._recompressed = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         self._throttle = LogThrottle(LOG)
         self._sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
+        # Images that had a cache image in the last round.
+        self._cached: frozenset[str] = frozenset()
         # What the last sweep found: images that are active, and who may see shared ones.
         self._active: set[str] | None = None
         self._members: dict[str, frozenset[str]] = {}
@@ -112,6 +114,8 @@ class ServiceUpkeep:
                   lambda: self._tiers.forget_gone(manifests())),
                  ('the quota cannot be kept', lambda: self._disk_room.keep_quota(manifests())),
                  ('cache images cannot be built anew', lambda: self.recompress(manifests())),
+                 ('images without a cache image cannot be looked at',
+                  lambda: self.look_at_evicted(manifests())),
                  ('Glance cannot be asked what it has', self.sweep),
                  ('certificates that end cannot be told of', self._expiry.look),
                  ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
@@ -244,6 +248,17 @@ class ServiceUpkeep:
             self._exporter.withdraw_idle(needed_by, _EXPORT_IDLE)
         finally:
             self._exporter.end_unused(_EXPORT_IDLE)
+
+    def look_at_evicted(self, manifests: Sequence[Manifest]) -> None:
+        """Look at images whose cache image was evicted or lost: Glance shows them as ready.
+
+        :param manifests: of all images.
+        """
+        for manifest in manifests:
+            if manifest.made.cache_image is None and manifest.image_id in self._cached:
+                self._controller.image_changed(manifest.image_id)
+        self._cached = frozenset(manifest.image_id for manifest in manifests
+                                 if manifest.made.cache_image is not None)
 
     def recompress(self, manifests: Sequence[Manifest]) -> None:
         """Build one cache image anew that is stored in another way than [bootcache]compression

@@ -83,7 +83,8 @@ class WorkQueue:
 
     def is_idle(self) -> bool:
         """Return whether no key is due, and none is worked on."""
-        return not self.ages() and not self._running
+        with self._changed:
+            return not self.ages() and not self._running
 
     def ages(self) -> list[float]:
         """Return for how many seconds each key that is due has waited."""

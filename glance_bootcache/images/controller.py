@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, steps
+from bootcache import exception, naming, savefile, steps
 from bootcache.manifest import Availability, Goal, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.util.backoff import Backoff, CircuitBreaker, pause_seconds
@@ -83,7 +83,8 @@ class Controller:
         # A compute host with the driver was heard of, which can record boots.
         self._has_hosts = threading.Event()
         self._lock = threading.Lock()  # guards what follows; held for steps in memory
-        # Images without a record: those that hosts ask for, and those that Glance has told of.
+        # Images without a record that hosts ask for, and images that Glance has told of since they
+        # were looked at.
         self._asked_for: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ASKED_FOR)
         self._announced: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ANNOUNCED)
         # Images that Glance does not have, and of which there is no record.
@@ -129,9 +130,8 @@ class Controller:
         :raises ValueError: if the id is no UUID.
         """
         image_id = naming.canonical_image_id(image_id)
-        if self._store.known(image_id) is None:
-            with self._lock:
-                self._announced[image_id] = True
+        with self._lock:
+            self._announced[image_id] = True
         if not self.queue.add(image_id):
             LOG.error('image %s: its change is lost, as those of too many images wait; "bootcache'
                       ' image build %s" takes it up', image_id, image_id)
@@ -147,8 +147,10 @@ class Controller:
             return record if record.wished.availability is Availability.DELETED \
                 else record.wishing(availability=Availability.DELETION_NOTIFIED)
 
-        self._store.change(image_id, withdrawn)
+        record = self._store.change(image_id, withdrawn)
         self._running.cancel(image_id)
+        if record is not None:
+            self._retiring.withdraw(image_id)
         self.queue.add(image_id)
 
     def member_removed(self, image_id: str) -> None:
@@ -298,8 +300,9 @@ class Controller:
 
     def _failed(self, image_id: str, error: Exception) -> None:
         if isinstance(error, (exception.BootcacheError, OSError)) or away.passes(error):
+            cure = '; make room in [bootcache]state_dir' if savefile.means_full(error) else ''
             self._throttle.warning(type(error).__name__, 'image %s: cannot be looked at, and is'
-                                   ' looked at again: %s', image_id, away.told(error))
+                                   ' looked at again: %s%s', image_id, away.told(error), cure)
         else:
             LOG.error('image %s: cannot be looked at, and is looked at again', image_id,
                       exc_info=error)
@@ -321,9 +324,27 @@ class Controller:
     def _reconcile(self, image_id: str) -> None:
         record = self._store.load(image_id)
         with self._lock:
-            boots, announced = image_id in self._asked_for, image_id in self._announced
+            boots = self._asked_for.pop(image_id, False)
+            announced = self._announced.pop(image_id, False)
         if record is None and not (boots or announced):
             return
+        if record is not None and not announced and policy.waits_for_its_owner(record) \
+                and (left := self._changes.seconds_left(record.wished.owner)):
+            # There may be thousands: Glance is not asked in vain.
+            self.queue.add(image_id, left)
+            return
+        try:
+            self._look(image_id, record, boots)
+        except Exception:
+            # Neither Glance nor a host repeats what has no record yet.
+            with self._lock:
+                if boots:
+                    self._asked_for[image_id] = True
+                if announced:
+                    self._announced[image_id] = True
+            raise
+
+    def _look(self, image_id: str, record: Manifest | None, boots: bool) -> None:
         try:
             image = self._ask_glance(image_id)
         except Exception:
@@ -332,8 +353,6 @@ class Controller:
             raise
         with self._lock:
             self._unknown.pop(image_id, None)
-            self._asked_for.pop(image_id, None)
-            self._announced.pop(image_id, None)
             if image is None and record is None:
                 self._unknown[image_id] = True
         if image is None:
@@ -364,17 +383,18 @@ class Controller:
                 LOG.info('image %s: it is given out no more: %s', image_id, Cause(Reason.MISSING))
             changed = self._store.change(
                 image_id, lambda known: known if known.is_missing
+                or known.wished.availability is Availability.DELETED
                 else known.wishing(availability=Availability.MISSING))
             if changed is None:
                 return
             self._running.cancel(image_id)
             self._retiring.withdraw(image_id)
             if not self._deletions.is_believed(changed):
-                left = self._deletions.seconds_left(image_id)
-                if not left:
-                    self._postpone(image_id, _LONGEST_LOOK)
-                    left = self._pauses.due_at(image_id) - self._clock()
-                self.queue.add(image_id, left)
+                # Soon first: it may have been one answer only.
+                self._postpone(image_id, _LONGEST_LOOK)
+                pause = self._pauses.due_at(image_id) - self._clock()
+                self.queue.add(image_id, min(
+                    pause, self._deletions.seconds_left(image_id) or pause))
                 return
             self._deletions.forget(image_id)
             self._pauses.forget(image_id)
@@ -401,7 +421,9 @@ class Controller:
         else:
             def change(known: Manifest) -> Manifest:
                 nonlocal decision
-                decision = policy.decide(known, facts, self._settings)
+                # If it was deleted meanwhile, Glance's answer is of before: it is asked again.
+                decision = policy.decide(known, facts, self._settings) \
+                    if known.wished.availability is record.wished.availability else Decision(known)
                 return decision.record or known
 
             decision = Decision(self._store.change(image_id, change), decision.step,
@@ -478,7 +500,7 @@ class Controller:
 
     def _fail(self, job: ImageJob, error: Exception) -> None:
         """Write what became of a step that has failed, if that still matters."""
-        image_id = job.image_id
+        image_id, before = job.image_id, job.begun
         if not isinstance(error, (exception.BootcacheError, OSError)) \
                 and not job.cancelled.is_set():
             LOG.error('image %s: unexpected error', image_id, exc_info=error)
@@ -494,7 +516,10 @@ class Controller:
             LOG.exception('image %s: what became of it cannot be written', image_id)
             self._postpone(image_id, _LONGEST_PAUSE)
             return
-        LOG.warning('image %s: %s: %s', image_id, record.standing.value, record.cause)
+        self._throttle.warning(image_id, 'image %s: %s: %s', image_id, record.standing.value,
+                               record.cause)
+        if before is not None and before.cause.reason is not record.cause.reason:
+            self._pauses.forget(image_id)
         if record.goal:
             downloads = record.standing is Standing.FAILED \
                 and record.cause.reason is not Reason.OLDER_CONTENT_IN_USE

@@ -7,7 +7,7 @@ from typing import Any
 
 from bootcache import exception, properties, savefile, signatures
 from bootcache.cachelayout import Compression
-from bootcache.manifest import Availability, Goal, ImageState, Manifest, Standing, Wished
+from bootcache.manifest import Availability, Goal, ImageState, Made, Manifest, Standing, Wished
 from bootcache.properties import Policy
 from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache import snapshotrules
@@ -112,6 +112,10 @@ def is_unverified(manifest: Manifest) -> bool:
     return bool(manifest.made.signed_as) and not manifest.made.signature
 
 
+def _signed_as(image: ImageFacts, verifies: bool) -> str:
+    return signatures.digest(image.properties) if verifies else ''
+
+
 def signed_anew(manifest: Manifest, image: ImageFacts, verifies: bool, now: float) -> Manifest:
     """Return a manifest without what was built, if the image has another signature than it had.
 
@@ -120,7 +124,7 @@ def signed_anew(manifest: Manifest, image: ImageFacts, verifies: bool, now: floa
     :param verifies: whether signatures are verified here.
     :param now: seconds since the epoch.
     """
-    signed_as = signatures.digest(image.properties) if verifies else ''
+    signed_as = _signed_as(image, verifies)
     if signed_as == manifest.made.signed_as:
         return manifest
     return dataclasses.replace(manifest, image_hash='').wishing(
@@ -366,6 +370,8 @@ def wanted(image: ImageFacts, record: Manifest | None, settings: Settings,
         return Wanted(Want.NOTHING)
     if record.image_hash != image.image_hash:
         return dataclasses.replace(first, goal=Goal.SERVE) if record.goal is Goal.SERVE else first
+    if record.goal is Goal.RECORD and not profile_boots:
+        return dataclasses.replace(first, goal=Goal.SERVE)
     if record.goal is not Goal.NONE:
         return Wanted(Want.GO_ON, policy=policy)
     if record.standing is Standing.WANTED \
@@ -398,7 +404,8 @@ def decide(record: Manifest | None, facts: Facts, settings: Settings) -> Decisio
     wish = wanted(image, record, settings, facts.boots)
     fresh = record or Manifest(image.image_id, wished=Wished(
         visibility=image.visibility, name=image.name, owner=image.owner,
-        availability=availability(image)))
+        availability=availability(image)), made=Made(
+            signed_as=_signed_as(image, settings.verifies)))
     if wish.policy is not None and wish.want is not Want.SKIP and (
             record is not None or wish.want is Want.TAKE_UP):
         fresh = fresh.wishing(quota=wish.policy.quota, settle=wish.policy.settle,
@@ -413,9 +420,9 @@ def decide(record: Manifest | None, facts: Facts, settings: Settings) -> Decisio
     if wish.want is Want.WAIT:
         if record is None or record.standing is Standing.FAILED:
             fresh = fresh.standing_at(Standing.WANTED)
-        return Decision(fresh, waits=True)
+        return Decision(fresh, retirement(fresh), waits=True)
     if wish.want is Want.NOTHING:
-        return Decision(None if record is None else fresh)
+        return Decision(None if record is None else fresh, retirement(fresh))
     is_change = False
     if wish.want is Want.TAKE_UP:
         is_change = is_owners_change(image, known) and not facts.boots \
@@ -515,6 +522,12 @@ def failed(record: Manifest, error: Exception, is_without_older: bool = False) -
     goal = record.goal if record.has_older_base \
         or cause.reason is Reason.OLDER_CONTENT_IN_USE else Goal.NONE
     return record.wishing(requested=False).standing_at(Standing.FAILED, cause, goal)
+
+
+def waits_for_its_owner(record: Manifest) -> bool:
+    """Tell whether nothing is done about an image until its owner may change another one."""
+    return record.cause.reason is Reason.TOO_MANY_CHANGES and not record.wished.requested \
+        and not record.is_missing
 
 
 def is_owners_change(image: ImageFacts, known: Manifest | None) -> bool:

@@ -47,7 +47,7 @@ def bring(house, state):
         house.images.put(IMAGE)
         house.images.images[IMAGE][1].properties['os_hidden'] = True
     elif state is A.MEMBER_REMOVED:
-        house.manager.fewer_see(IMAGE)
+        house.controller.member_removed(IMAGE)
     elif state is A.DEACTIVATED:
         house.images.put(IMAGE, status='deactivated')
     elif state is A.OFF:
@@ -55,7 +55,7 @@ def bring(house, state):
     elif state is not A.ACTIVE:
         del house.images.images[IMAGE]
     if state is A.DELETION_NOTIFIED:
-        house.manager.missing._delay = 300
+        house.deletions._delay = 300
     if state in (A.DELETION_NOTIFIED, A.DELETED):
         house.deleted(IMAGE)
     else:
@@ -99,7 +99,7 @@ def test_it_is_so(house, state):
     assert recorded(house) is row.recording
     builds = len(house.qemu.builds)
     house.settle()
-    house.manager.rebuild(IMAGE)
+    house.controller.rebuild(IMAGE)
     house.settle()
     assert (len(house.qemu.builds) > builds) is row.build
 

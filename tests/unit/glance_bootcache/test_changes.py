@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache.images.jobs import HOUR, Changes
+from glance_bootcache.images.turns import HOUR, Changes
 from glance_bootcache.storage import inspection
 
 
@@ -26,7 +26,7 @@ def test_within_any_hour_there_are_no_more(most, asked):
         clock.now += seconds
         too_many = changes.are_too_many(owner)
         assert changes.begin(owner) is not too_many
-        recent = [when for when in followed[owner] if when > clock.now - HOUR]
+        recent = [when for when in followed[owner] if when + HOUR > clock.now]
         assert too_many == (len(recent) == most), 'and none waits in vain'
         if not too_many:
             followed[owner].append(clock.now)
@@ -45,7 +45,6 @@ def image(number):
 def house(house):
     house.conf.set_override('changes_per_hour', 3, 'bootcache')
     house.restart()
-    house.manager._changes._clock = house.clock = Clock()
     return house
 
 
@@ -68,15 +67,25 @@ def test_the_fourth_waits_for_the_hour_and_another_owners_does_not(house):
     manifest = house.store.load(image(4))
     assert manifest.cause.reason is Reason.TOO_MANY_CHANGES
     assert register(house, 9, owner='two').standing is done
-    # Upkeep does not ask Glance about them in vain.
-    house.recover()
-    house.images.get = lambda image_id: pytest.fail('asked')
-    house.upkeep.go_on(house.store.manifests())
-    del house.images.get
-    house.clock.now += HOUR
-    house.upkeep.go_on(house.store.manifests())
+    asked, get = [], house.images.get
+    house.images.get = lambda image_id: asked.append(image_id) or get(image_id)
+    house.later(HOUR / 2)
+    assert not asked, 'Glance is not asked in vain'
+    house.later(HOUR / 2)
     house.settle()
     assert standing(house, range(5)) == [done] * 5
+
+
+def test_one_that_waits_is_looked_at_when_it_changes_in_glance(house):
+    for number in range(4):
+        register(house, number)
+    house.images.put(image(3), mode='off', owner='one')
+    house.changed(image(3))
+    assert house.store.load(image(3)).standing is Standing.SKIPPED
+    register(house, 4)
+    del house.images.images[image(4)]
+    house.deleted(image(4))
+    assert house.store.load(image(4)) is None
 
 
 def test_servers_of_one_that_waits_boot_as_ever(house):
@@ -106,7 +115,7 @@ def test_what_is_done_again_is_not_counted(house, monkeypatch):
     """After an upgrade with other rules all images of an owner are looked at at once."""
     for number in range(3):
         register(house, number)
-    house.clock.now += HOUR
+    house.later(HOUR)
     for number in range(3, 6):
         register(house, number)
     monkeypatch.setattr(inspection, 'RULES', 2)
@@ -125,7 +134,6 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
     for number in range(10, 13):
         register(house, number)
     house.recover()
-    house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert standing(house, range(3)) == [Standing.DONE] * 3
     # One that waited, as there were too many, is.

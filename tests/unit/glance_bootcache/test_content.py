@@ -13,8 +13,8 @@ from bootcache.manifest import Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot, ReportBoot, ServeStored
 from bootcache.rpc.report import HostReport
-from glance_bootcache.images import manager as manager_module
-from glance_bootcache.images.oldercontent import OlderContent
+from glance_bootcache.images import controller as controller_module
+from glance_bootcache.images import imagework
 from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -46,17 +46,6 @@ def test_a_base_whose_file_is_another_one_is_got_anew(house):
     two = house.store.load(IMAGE)
     assert two.state == 'ready' and two.made.base_path != one.made.base_path
     assert two.made.base_file == savefile.signature(two.made.base_path)
-
-
-def test_a_base_that_an_earlier_version_got_keeps_its_name(house):
-    """Gateways of hosts are connected to it."""
-    one = ready(house, b'1' * 4096)
-    house.store.put(one.making(base_export=''))
-    house.build(IMAGE)
-    house.settle()
-    assert house.store.load(IMAGE).made.base_export == ''
-    two = ready(house, b'2' * 4096)
-    assert two.made.base_export == naming.content_export_name(IMAGE, two.image_hash)
 
 
 def test_older_content_is_given_to_no_new_server_and_never_taken_for_the_new_one(house):
@@ -133,12 +122,10 @@ def test_a_restart_while_a_cache_image_is_built_again_needs_no_new_recording(hou
         house.images.put(IMAGE, b'1' * 4096, quota='1MiB')
         house.changed(IMAGE)
     until(lambda: house.state(IMAGE) == 'building', 'a build')
-    cut_short = house.manager
-    house.restart()
-    for job in cut_short.jobs._jobs.values():
-        job.cancel()
+    house.controller.stop(wait=False)
     gate.set()
-    until(lambda: not cut_short.jobs._jobs, 'its end')
+    until(lambda: not house.running.images(), 'its end')
+    house.restart()
     house.recover()
     house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))
     house.settle()
@@ -149,8 +136,7 @@ def test_a_restart_while_a_cache_image_is_built_again_needs_no_new_recording(hou
 
 @pytest.fixture
 def waiting(house):
-    """An image whose older content a host needs; the clock of who looks after that stands still."""
-    house.older = OlderContent(house.store, house.manager, house.seconds)
+    """An image whose older content a host needs."""
     house.first = ready(house, b'1' * 4096)
     house.needs.note('one', HostReport(needs=frozenset([IMAGE])))
     house.images.put(IMAGE, b'2' * 4096)
@@ -161,22 +147,10 @@ def waiting(house):
 
 
 def look(house, seconds=60):
-    """Upkeep comes by once more."""
-    house.seconds.now += seconds
-    house.older.retry(house.store.manifests())
+    """Let time pass, and what is due be done."""
+    house.later(seconds)
     house.settle()
     return house.store.load(IMAGE)
-
-
-def test_an_image_that_waits_no_more_since_manifests_were_read_is_not_looked_at(
-        waiting, monkeypatch):
-    look(waiting)
-    read = waiting.store.manifests()
-    waiting.needs.note('one', HostReport(needs=frozenset()))
-    assert look(waiting).state == 'ready'
-    monkeypatch.setattr(waiting.manager, 'consider', lambda *_image, **_named: pytest.fail('why'))
-    waiting.seconds.now += 24 * 3600
-    waiting.older.retry(read)
 
 
 def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waiting):
@@ -184,33 +158,22 @@ def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waitin
     look(waiting)
     assert look(waiting).made.base_hash == waiting.first.made.base_hash
     waiting.needs.note('one', HostReport(needs=frozenset()))
-    manifest = look(waiting)
+    manifest = look(waiting, 300)
     assert (manifest.state, manifest.reason) == ('ready', '')
     assert manifest.made.base_hash == manifest.image_hash != waiting.first.made.base_hash
     assert waiting.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cache'
     assert len(waiting.boots.jobs) == 2
-    look(waiting)
-    assert len(waiting.boots.jobs) == 2 and IMAGE not in waiting.older._looks
-
-
-def test_the_service_looks_by_itself(waiting, monkeypatch):
-    waiting.upkeep.older = waiting.older
-    waiting.upkeep.recovered = True
-    waiting.needs.note('one', HostReport(needs=frozenset()))
-    for _round in range(2):
-        waiting.once()
-        waiting.seconds.now += 60
-    waiting.settle()
-    assert waiting.state(IMAGE) == 'ready' and waiting.store.load(IMAGE).reason == ''
+    look(waiting, 24 * 3600)
+    assert len(waiting.boots.jobs) == 2
 
 
 def test_pauses_grow_while_it_is_needed(waiting):
-    asked = []
+    asked = [waiting.seconds.now]
     waiting.retiring.is_needed = lambda image_id: asked.append(waiting.seconds.now) or True
-    for _minute in range(60 * 12):
-        look(waiting)
+    for _half_a_minute in range(120 * 12):
+        look(waiting, 30)
     pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
-    assert pauses[:7] == [60, 120, 240, 480, 960, 1920, 3600] and set(pauses[7:]) == {3600}
+    assert pauses[:8] == [30, 60, 120, 240, 480, 960, 1920, 3600] and set(pauses[8:]) == {3600}
 
 
 def test_nothing_is_downloaded_while_a_server_needs_the_older_content(waiting):
@@ -261,20 +224,28 @@ def test_new_content_that_fails_for_its_own_reason_is_got_less_and_less_often(wa
 
 def test_without_profile_boots_the_next_server_is_recorded(waiting):
     waiting.conf.set_override('profile_boots', False, 'bootcache')
+    waiting.restart()
+    waiting.recover()
     waiting.needs.note('one', HostReport(needs=frozenset()))
     look(waiting)
     assert look(waiting).state == 'served' and len(waiting.boots.jobs) == 1
 
 
-@pytest.mark.parametrize('how', ['another reason', 'done'])
-def test_it_goes_on_waiting_whatever_its_last_reason_was(waiting, how):
-    """Glance was away at one try; an earlier version had noted that the image was done."""
-    waiting.store.change(IMAGE, lambda manifest: manifest.standing_at(
-        *((Standing.FAILED, Cause(Reason.FAILED, 'Glance was away')) if how != 'done'
-          else (Standing.DONE,))))
-    assert waiting.state(IMAGE) == 'failed'
+@pytest.mark.parametrize('hours', [0, 48])
+def test_it_goes_on_waiting_whatever_its_last_reason_was(waiting, hours):
+    for _hour in range(hours):
+        look(waiting, 3600)
     waiting.needs.note('one', HostReport(needs=frozenset()))
-    look(waiting)
+    download = waiting.images.download
+
+    def away(image_id):
+        raise exception.ServiceAway('Glance was away')
+
+    waiting.images.download = away
+    manifest = look(waiting, 3600)
+    assert (manifest.state, manifest.reason) == ('failed', 'Glance was away')
+    waiting.images.download = download
+    # The long pauses were for servers that need the older content.
     manifest = look(waiting)
     assert manifest.state == 'ready' and manifest.made.base_hash != waiting.first.made.base_hash
 
@@ -285,7 +256,7 @@ def test_a_late_report_of_the_older_content_does_not_end_the_wait(waiting):
     waiting.hosts._expected.expect(IMAGE, 'one', 'server', 1000)
     waiting.hosts.report_boot(ReportBoot(IMAGE, waiting.first.made.base_hash, 'one', 65536,
                                          [[131072, 65536]], 'marker', 1.0))
-    waiting.manager.rebuild(IMAGE)
+    waiting.controller.rebuild(IMAGE)
     waiting.settle()
     assert waiting.store.load(IMAGE) == before and len(waiting.qemu.builds) == 1
 
@@ -302,28 +273,32 @@ def test_exports_of_a_base_that_was_given_up_are_not_served_as_the_new_content(h
     assert house.state(IMAGE) == 'failed' and 'older content' in house.store.load(IMAGE).reason
     assert house.hosts.serve_stored(ServeStored(IMAGE, 'host')) is None
     house.exporter.readers.clear()
-    house.older = OlderContent(house.store, house.manager, house.seconds)
-    look(house)
     assert look(house).state == 'ready'
 
 
 @pytest.mark.parametrize('error', [OSError('no space'), exception.Cancelled('the image changed')])
 def test_a_base_that_cannot_be_noted_is_removed(house, monkeypatch, error):
     """A full disk is not filled further."""
-    def note(job, made, phase=None):
-        raise error
+    save, errors = imagework.save, [error]
 
-    monkeypatch.setattr(house.manager._states, 'note', note)
+    def fails_once(*arguments):
+        if errors:
+            raise errors.pop()
+        return save(*arguments)
+
+    monkeypatch.setattr(imagework, 'save', fails_once)
     house.images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
-    assert [name for name in os.listdir(house.store.directory(IMAGE)) if 'base' in name] == []
+    base = house.store.load(IMAGE).made.base_path
+    assert [name for name in os.listdir(house.store.directory(IMAGE)) if 'base' in name] \
+        == [os.path.basename(base)] * bool(base)
 
 
 @pytest.mark.parametrize(('created', 'ends'), [(999.0, False), (1059.0, False), (1061.0, True)])
 def test_servers_of_the_new_content_do_not_need_the_older_one(house, monkeypatch, created, ends):
     """They went the stock way; an image in use always has some."""
-    monkeypatch.setattr(manager_module, 'time', types.SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(controller_module, 'time', types.SimpleNamespace(time=lambda: now[0]))
     now = [500.0]
     one = ready(house, b'1' * 4096)
     now[0], house.boots.servers, house.boots.created = 1000.0, {IMAGE}, {IMAGE: 600.0}
@@ -336,7 +311,6 @@ def test_servers_of_the_new_content_do_not_need_the_older_one(house, monkeypatch
     house.build(IMAGE)
     house.settle()
     house.boots.created[IMAGE] = created
-    house.older = OlderContent(house.store, house.manager, house.seconds)
     look(house)
     assert (look(house).made.base_hash != one.made.base_hash) == ends
     # Of the content that is here, all count.
@@ -353,6 +327,5 @@ def test_an_image_that_a_job_skips_is_retired_without_a_restart(house):
     house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'skipped'
-    house.upkeep.recovered = True
-    until(lambda: house.once() or not os.path.exists(one.made.base_path), 'its end')
+    assert not os.path.exists(one.made.base_path)
     assert house.store.load(IMAGE).made.base_path == '' and IMAGE not in house.exporter.serving

@@ -1,10 +1,15 @@
-"""Which notifications lead to which work, and when none of them arrives."""
+"""Which notifications lead to which work, and what of those that cannot be written."""
 
+import errno
+import os
 import threading
 
 import pytest
 from fakes_manager import until
+from oslo_messaging import NotificationResult
 
+from bootcache import exception
+from bootcache.util.workqueue import WorkQueue
 from glance_bootcache.glance import listener
 from glance_bootcache.glance.listener import ImageEvents
 
@@ -12,41 +17,36 @@ ONE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 
 class Work:
-    """What events lead to; it waits at the gate."""
+    """What events lead to; looks wait at the gate."""
 
     def __init__(self):
-        self.begun, self.done = [], []
+        self.begun, self.told = [], []
         self.gate = threading.Event()
-        self.events = ImageEvents(self.consider, self.forget, self.let_go)
-        self.threads = []
+        self.error = None
+        self.queue = WorkQueue(self._look, 2, 'looks', lambda key, error: None)
+        self.queue.start()
+        self.events = ImageEvents(self.queue.add, self._tell('deleted'),
+                                  self._tell('member removed'))
 
-    def _do(self, what, image_id):
-        self.begun.append((what, image_id))
+    def _look(self, image_id):
+        self.begun.append(image_id)
         # Without a limit: work that ends by itself, as a machine is busy, lets others begin.
         self.gate.wait()
-        self.done.append((what, image_id))
 
-    def consider(self, image_id):
-        self._do('consider', image_id)
+    def _tell(self, what):
+        def told(image_id):
+            if self.error is not None:
+                raise self.error
+            self.told.append((what, image_id))
+        return told
 
-    def forget(self, image_id):
-        self._do('forget', image_id)
-
-    def let_go(self, image_id):
-        self._do('let_go', image_id)
-
-    def tell(self, event, payload):
-        """Take an event in a thread of its own, as oslo.messaging does."""
-        self.threads.append(threading.Thread(
-            target=self.events.info, args=({}, 'image.host', event, payload, {}),
-            daemon=True))
-        self.threads[-1].start()
-        return self.threads[-1]
+    def info(self, event, payload):
+        return self.events.info({}, 'image.host', event, payload, {})
 
     def end(self):
         self.gate.set()
-        for thread in self.threads:
-            thread.join()
+        until(self.queue.is_idle, 'the last look')
+        self.queue.stop()
 
 
 @pytest.fixture
@@ -56,49 +56,58 @@ def work():
     work.end()
 
 
-def occupy(work):
-    """Let as much be under way as may be at a time."""
-    for number in range(listener._AT_ONCE):
-        work.tell('image.update', {'id': f'other-{number}'})
-    until(lambda: len(work.begun) == listener._AT_ONCE)
-
-
 def test_events_of_one_image_that_wait_are_one(work):
-    occupy(work)
-    first = work.tell('image.update', {'id': ONE})
-    until(lambda: work.events.waits_for(ONE))
+    for number in range(2):
+        work.info('image.update', {'id': f'other-{number}'})
+    until(lambda: len(work.begun) == 2, 'as many looks as there are threads')
     for _number in range(100):
-        # These do not wait: what they ask for is going to be done.
-        work.tell('image.update', {'id': ONE}).join()
-    assert first.is_alive()
+        assert work.info('image.update', {'id': ONE}) is NotificationResult.HANDLED
     work.end()
-    assert work.done.count(('consider', ONE)) == 1
+    assert work.begun.count(ONE) == 1
 
 
 def test_an_event_that_comes_after_the_look_has_begun_is_followed(work):
-    work.tell('image.update', {'id': ONE})
-    until(lambda: work.begun == [('consider', ONE)])
-    work.tell('image.update', {'id': ONE})
-    until(lambda: len(work.begun) == 2)
+    for _number in range(100):
+        work.info('image.update', {'id': ONE})
+        until(lambda: work.begun, 'the first look')
     work.end()
-    assert work.done == [('consider', ONE)] * 2
+    assert work.begun == [ONE] * 2
 
 
-def test_an_image_that_was_deleted_is_not_looked_at_before(work):
-    occupy(work)
-    work.tell('image.update', {'id': ONE})
-    until(lambda: work.events.waits_for(ONE))
-    work.tell('image.delete', {'id': ONE})
-    until(lambda: len(work.events._waiting[ONE]) == 2)
-    work.end()
-    assert ('forget', ONE) in work.done and ('consider', ONE) not in work.done
-    assert not work.events._waiting
+def test_what_an_event_says_beyond_that_is_told(work):
+    work.gate.set()
+    work.info('image.delete', {'id': ONE})
+    work.info('image.member.delete', {'image_id': ONE, 'member_id': 'project'})
+    assert work.told == [('deleted', ONE), ('member removed', ONE)]
 
 
-def test_a_members_end_is_followed_besides(work):
-    occupy(work)
-    work.tell('image.update', {'id': ONE})
-    work.tell('image.member.delete', {'image_id': ONE, 'member_id': 'project'})
-    until(lambda: len(work.events._waiting.get(ONE, ())) == 2)
-    work.end()
-    assert {('consider', ONE), ('let_go', ONE)} <= set(work.done)
+@pytest.mark.parametrize('event', ['image.delete', 'image.member.delete'])
+@pytest.mark.parametrize('error', [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+                                   exception.DatabaseAway('the database does not answer')])
+def test_one_that_cannot_be_written_waits_on_the_bus(work, monkeypatch, caplog, event, error):
+    monkeypatch.setattr(listener, '_AGAIN_SECONDS', 0)
+    work.error = error
+    payload = {'id': ONE, 'image_id': ONE}
+    assert {work.info(event, payload) for _again in range(5)} == {NotificationResult.REQUEUE}
+    # It is told once, with the cure.
+    (line,) = caplog.messages
+    assert f'image {ONE}: {event} cannot be written' in line and str(error) in line
+    assert 'make room in [bootcache]state_dir' in line
+    work.error = None
+    assert work.info(event, payload) is NotificationResult.HANDLED and len(work.told) == 1
+
+
+def test_one_that_waits_does_not_keep_the_service_from_ending(work, monkeypatch):
+    monkeypatch.setattr(listener, '_AGAIN_SECONDS', 3600)
+    work.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    answers = []
+    threading.Thread(target=lambda: answers.append(work.info('image.delete', {'id': ONE})),
+                     daemon=True).start()
+    work.events.stop()
+    until(lambda: answers == [NotificationResult.REQUEUE], 'the answer')
+
+
+def test_one_that_can_never_be_followed_is_not_given_again(work, caplog):
+    work.error = ValueError('no image has such an id')
+    assert work.info('image.delete', {'id': 'x'}) is NotificationResult.HANDLED
+    assert 'image x: image.delete could not be followed' in caplog.text

@@ -26,6 +26,7 @@ def house(house):
 @pytest.fixture
 def upgraded(house, monkeypatch):
     """The service starts again, with other rules."""
+    house.before = house.store.load(IMAGE)
     monkeypatch.setattr(inspection, 'RULES', 2)
     looked = inspection.inspect
 
@@ -43,10 +44,7 @@ def action(house):
 
 
 def test_what_was_built_is_revoked_and_hosts_let_go(upgraded):
-    before = upgraded.store.load(IMAGE)
-    # Also where the process ends before anything was revoked.
-    assert action(upgraded) == 'stock'
-    upgraded.upkeep.revoke()
+    before = upgraded.before
     after = upgraded.store.load(IMAGE)
     assert (after.standing, after.cause.reason) \
         == (Standing.SKIPPED, Reason.INSPECTION_RULES)
@@ -55,10 +53,15 @@ def test_what_was_built_is_revoked_and_hosts_let_go(upgraded):
     assert action(upgraded) == 'stock'
 
 
+def test_what_could_not_be_revoked_yet_is_not_given_out(house, monkeypatch):
+    """The process ends before, or the disk is full."""
+    monkeypatch.setattr(inspection, 'RULES', 2)
+    assert action(house) == 'stock'
+
+
 def test_it_is_looked_at_again_in_its_place_and_rebuilt(upgraded):
-    before = upgraded.store.load(IMAGE)
+    before = upgraded.before
     upgraded.images.download = lambda image_id: pytest.fail('downloaded')
-    upgraded.upkeep.revoke()
     upgraded.recover()
     upgraded.settle()
     after = upgraded.store.load(IMAGE)
@@ -69,25 +72,23 @@ def test_it_is_looked_at_again_in_its_place_and_rebuilt(upgraded):
     # A host that holds the one of before lets go of it.
     assert availability.is_to_go(before.wished.generation, after, ordered=False)
     # Once only.
-    upgraded.upkeep.revoke()
+    upgraded.restart()
     assert upgraded.store.load(IMAGE) == after
 
 
 def test_what_the_rules_of_now_refuse_is_skipped(upgraded):
     upgraded.qemu.refuse = 'the image is not safe to open'
-    upgraded.upkeep.revoke()
     upgraded.recover()
     upgraded.settle()
     after = upgraded.store.load(IMAGE)
     assert (after.standing, after.reason) == (Standing.SKIPPED, upgraded.qemu.refuse)
     assert after.made.cache_image is None and action(upgraded) == 'stock'
     # And stays so.
-    upgraded.upkeep.revoke()
+    upgraded.restart()
     assert upgraded.store.load(IMAGE).reason == upgraded.qemu.refuse
 
 
 def test_the_same_rules_revoke_nothing(house):
     before = house.store.load(IMAGE)
     house.restart()
-    house.upkeep.revoke()
     assert house.store.load(IMAGE) == before and action(house) == 'cache'

@@ -1,64 +1,64 @@
-"""Images that are no longer given out: how long a round of looking at them takes."""
+"""Images that are no longer given out: what keeps their bases, and until when."""
 
+import itertools
 import os
+import threading
 import time
 
-import pytest
-from fakes_clock import Clock
+from fakes_manager import until
 
 from bootcache.manifest import Availability, Made, Manifest, Standing, Wished
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.report import HostReport
 from glance_bootcache.images import retiring as module
-from glance_bootcache.images.retiring import Retiring
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1, 6)]
+OTHER = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 
-class HangingNova:
-    """Stands for a Nova that answers nothing until the client gives up."""
+def test_a_nova_that_hangs_holds_up_no_other_work(house, monkeypatch):
+    """It is asked whether servers need what is skipped; images of others are got and recorded."""
+    hangs, answers = threading.Event(), threading.Event()
 
-    def __init__(self, clock):
-        self.clock = clock
-        self.hangs = True
-        self.asked = []
-
-    def has_servers(self, image_id, created_before=None):
-        """As NovaProfileBoots.has_servers."""
-        self.asked.append(image_id)
-        if self.hangs:
-            self.clock.now += 60
-            raise TimeoutError('no answer')
+    def has_servers(image_id, created_before=None):
+        hangs.set()
+        assert answers.wait(60)
         return False
 
-
-@pytest.fixture
-def retiring(house):
+    monkeypatch.setattr(house.boots, 'has_servers', has_servers)
     for image_id in IMAGES:
         house.store.put(Manifest(image_id, Standing.SKIPPED, Cause(Reason.DELETED),
                                  made=Made('/base'),
                                  wished=Wished(availability=Availability.DELETED)))
-    clock = Clock()
-    nova = HangingNova(clock)
-    made = Retiring(house.store, house.exporter, house.tiers, nova, house.needs,
-                    house.table, clock)
-    for image_id in IMAGES:
-        made.later(image_id)
-    return made, nova
+        house.controller.image_changed(image_id)
+    assert hangs.wait(20)
+    house.images.put(OTHER)
+    house.controller.image_changed(OTHER)
+    try:
+        until(lambda: house.state(OTHER) == 'ready', 'the work on another image')
+    finally:
+        answers.set()
+    house.settle()
+    assert [record.image_id for record in house.store.manifests()] == [OTHER]
 
 
-def test_a_nova_that_hangs_does_not_hold_the_round_up_for_each_image(retiring, house):
-    """The exporter, quotas and Glance are looked after in the same thread."""
-    made, nova = retiring
-    made.retry()
-    assert nova.asked == IMAGES[:1]
-    # The others have their turn in the next rounds, none before all had.
-    for _round in IMAGES:
-        made.retry()
-    assert nova.asked == [*IMAGES, IMAGES[0]]
-    nova.hangs = False
-    made.retry()
-    assert made.waiting() == [] and house.store.manifests() == []
+def test_nova_is_asked_less_and_less_often_what_keeps_a_base(house):
+    house.boots.servers, asked = {IMAGES[0]}, []
+    has_servers = house.boots.has_servers
+    house.boots.has_servers = lambda image_id, before=None: asked.append(
+        house.seconds.now) or has_servers(image_id, before)
+    house.store.put(Manifest(IMAGES[0], Standing.SKIPPED, Cause(Reason.DELETED),
+                             made=Made('/base'),
+                             wished=Wished(availability=Availability.DELETED)))
+    house.changed(IMAGES[0])
+    for _half_a_minute in range(120):
+        house.later(30)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
+    assert pauses[:4] == [30, 60, 120, 240] and set(pauses[4:]) == {300}
+    # A base that nobody needs any more is given up within five minutes.
+    house.boots.servers = set()
+    house.later(300)
+    assert house.store.manifests() == []
 
 
 def test_what_keeps_a_base_is_told(house):
@@ -69,7 +69,7 @@ def test_what_keeps_a_base_is_told(house):
     house.settle()
 
     def told():
-        house.retiring.retry()
+        house.later(300)
         return house.operators.get_image(image)['kept_for']
 
     assert told() == []
@@ -89,7 +89,7 @@ def test_what_keeps_a_base_is_told(house):
     house.boots.away, house.boots.servers = False, set()
     assert told() == [module.CONNECTED]
     house.exporter.readers = set()
-    house.retiring.retry()
+    house.later(300)
     assert house.operators.get_image(image) is None
 
 
@@ -115,8 +115,9 @@ def test_the_base_of_a_cell_that_is_down_stays(house, monkeypatch):
     for _day in range(3):
         shift[0] += 86401
         house.once()
+        house.later(300)
         assert os.path.exists(base)
     assert house.operators.get_image(image)['kept_for'] == ['host one']
     house.endpoints.report_holdings({}, 'one', {'images': {}, 'needs': [], 'quotas': {}})
-    house.once()
+    house.later(300)
     assert not os.path.exists(base)

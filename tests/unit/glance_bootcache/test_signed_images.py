@@ -31,6 +31,7 @@ def house(house, monkeypatch):
     signing.use_key_manager(monkeypatch)
     house.conf.set_override('verify_signatures', True, 'bootcache')
     house.conf.set_override('auth_type', 'none', 'service_auth')
+    house.restart()
     house.signer = signing.Signer('signer')
 
     def put(properties, content=CONTENT):
@@ -116,7 +117,7 @@ def test_a_key_manager_that_is_away_is_asked_again(house):
     assert policy.is_put_off(manifest) and 'key manager' in manifest.reason
     assert offered(house)['action'] == 'stock'
     signing.DictionaryKeyManager.fails = None
-    house.changed(IMAGE, again=True)
+    house.later(30)
     house.settle()
     assert house.store.load(IMAGE).standing is Standing.DONE and offered(house)['signature']
 
@@ -132,7 +133,7 @@ def test_one_that_never_answers_is_waited_for_no_longer_than_it_may(house, monke
     assert policy.is_put_off(manifest) and 'no answer within' in manifest.reason
     # Each try leaves a thread behind, until it answers; and a base is not got in vain.
     for _try in range(5):
-        house.changed(IMAGE, again=True)
+        house.later(3600)
         house.settle()
     assert policy.is_put_off(house.store.load(IMAGE))
     waiting = [thread for thread in threading.enumerate()
@@ -143,6 +144,7 @@ def test_one_that_never_answers_is_waited_for_no_longer_than_it_may(house, monke
 
 def test_without_the_option_nothing_is_asked_and_the_image_goes_the_stock_way(house):
     house.conf.set_override('verify_signatures', False, 'bootcache')
+    house.restart()
     manifest = house.put(house.signer.sign(CONTENT))
     assert manifest.standing is Standing.SKIPPED and 'verify_signatures' in manifest.reason
     assert signing.DictionaryKeyManager.contexts == []
@@ -170,7 +172,8 @@ def test_an_image_that_gets_another_signature_is_verified_again_in_its_place(hou
     after = house.store.load(IMAGE)
     assert after.standing is Standing.DONE and after.made.base_path == before.made.base_path
     assert after.made.signature not in ('', before.made.signature)
-    # One that is not right takes it all back.
+    # One that is not right takes it all back; a server runs from the base.
+    house.boots.servers = {IMAGE}
     after = house.put(wrong(again))
     assert after.standing is Standing.SKIPPED and after.made.cache_image is None
     assert offered(house)['action'] == 'stock'
@@ -255,6 +258,7 @@ def test_one_in_ceph_that_gets_a_signature_is_downloaded_and_served_from_there(i
 
 def test_one_in_ceph_that_gets_a_wrong_signature_is_not_served(in_ceph):
     in_ceph.put({})
+    in_ceph.boots.servers = {IMAGE}
     manifest = in_ceph.put(wrong(in_ceph.signer.sign(CONTENT)))
     assert manifest.standing is Standing.SKIPPED and 'not what was signed' in manifest.reason
     assert offered(in_ceph)['action'] == 'stock'

@@ -54,7 +54,7 @@ def test_a_listing_of_before_it_was_made_says_nothing_of_a_snapshot(house):
     """Another one's 404 had it made; then glance-api is restarted behind an ingress."""
     claims = Claims.__new__(Claims)
     claims._glance = house.images
-    claims._is_listed_without = house.manager.missing.is_listed_without
+    claims._is_listed_without = house.deletions.is_listed_without
     house.images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()

@@ -88,7 +88,6 @@ def test_glance_is_not_swept_in_each_round(swept):
     assert listed == [1]
 
 
-@pytest.mark.xfail(strict=True, reason='The storage service on a database, as a controller')
 def test_a_member_that_was_removed_and_no_event_told_of(swept):
     """Glance's list does not show members: they are to be asked for, of shared images only."""
     swept.images.members_of = {IMAGE: {'one', 'two'}}

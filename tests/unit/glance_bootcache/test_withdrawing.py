@@ -15,7 +15,7 @@ from glance import notifier as glance_notifier
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.glance.listener import ImageEvents
-from glance_bootcache.images import manager
+from glance_bootcache.images import controller as controller_module
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -23,7 +23,8 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 @pytest.fixture
 def ready(house):
     """An image that is ready, and Glance's notifications."""
-    house.notify = lambda event, payload: house.events.info({}, 'image.host', event, payload, {})
+    house.hear = lambda event, payload: house.events.info({}, 'image.host', event, payload, {})
+    house.notify = lambda event, payload: (house.hear(event, payload), house.looked())
     house.images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
@@ -134,21 +135,17 @@ def test_while_glance_does_not_answer_it_is_looked_at_again(ready, status, caplo
         del ready.images.images[IMAGE]
     ready.images.away = True
     ready.notify('image.update', {'id': IMAGE})
-    assert 'could not be followed' in caplog.text and plan(ready)['action'] == 'cache'
-    ready.upkeep.follow_again()
-    assert 'Glance cannot be asked' in caplog.text and ready.manager.retried.images() == [IMAGE]
+    assert 'is looked at again: Glance is away' in caplog.text and plan(ready)['action'] == 'cache'
+    ready.later(60)
+    assert plan(ready)['action'] == 'cache'
     ready.images.away = False
-    ready.upkeep.follow_again()
+    ready.later(60)
     assert plan(ready)['action'] == 'stock' and not ready.exporter.serving.get(IMAGE, (0, 0))[1]
-    assert ready.manager.retried.images() == []
 
 
 @contextlib.contextmanager
-def overtaken(ready, *arguments):
-    """The manager considers the image in a thread, which has Glance's answer late, after the block.
-
-    :param arguments: of ``consider``, after the image.
-    """
+def overtaken(ready, event):
+    """The image is looked at for an event, and Glance's answer comes late, after the block."""
     asked, go = threading.Event(), threading.Event()
     get = ready.images.get
 
@@ -159,36 +156,36 @@ def overtaken(ready, *arguments):
         return answer
 
     ready.images.get = slow
-    thread = threading.Thread(target=ready.changed, args=(IMAGE, *arguments))
-    thread.start()
+    event(IMAGE)
     assert asked.wait(20)
     ready.images.get = get
     yield
     go.set()
-    thread.join(20)
+    ready.looked()
 
 
 def test_an_earlier_answer_of_glance_does_not_undo_a_later_one(ready):
-    """One thread hears that the image is active, and is slow; it is deactivated meanwhile."""
-    with overtaken(ready):
+    """Glance says that the image is active, slowly; it is deactivated meanwhile."""
+    with overtaken(ready, ready.controller.image_changed):
         ready.images.put(IMAGE, status='deactivated')
-        ready.notify('image.update', {'id': IMAGE})
+        ready.hear('image.update', {'id': IMAGE})
     ready.settle()
     assert ready.state(IMAGE) is ImageState.SKIPPED and len(ready.boots.jobs) == 1
     assert not given_out(ready)
 
 
-def test_what_was_asked_for_with_it_is_done_all_the_same(ready):
-    with overtaken(ready, True):
-        ready.notify('image.update', {'id': IMAGE})
+def test_what_an_operator_wants_is_done_all_the_same(ready):
+    with overtaken(ready, ready.controller.image_changed):
+        ready.controller.build(IMAGE)
+        ready.hear('image.update', {'id': IMAGE})
     ready.settle()
     assert len(ready.boots.jobs) == 2, 'it is recorded anew'
 
 
 def test_nor_does_it_bring_a_deleted_image_back(ready):
-    with overtaken(ready, True):
+    with overtaken(ready, ready.controller.build):
         del ready.images.images[IMAGE]
-        ready.notify('image.delete', {'id': IMAGE})
+        ready.hear('image.delete', {'id': IMAGE})
     until(lambda: ready.store.load(IMAGE) is None, 'the end of the image')
     assert len(ready.boots.jobs) == 1
 
@@ -250,12 +247,12 @@ def test_glance_names_and_fills_its_notifications_so(monkeypatch):
 
 
 def test_a_lost_manifest_does_not_begin_again_below_what_hosts_hold(ready, monkeypatch):
-    monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 1e9))
+    monkeypatch.setattr(controller_module, 'time', types.SimpleNamespace(time=lambda: 1e9))
     for expected in (10 ** 9, 10 ** 9 + 1):
         assert ready.controller.let_go(IMAGE).wished.generation == expected
     ready.store.remove(IMAGE)
     ready.store.save(Manifest(IMAGE, Standing.DONE))
-    monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 2e9))
+    monkeypatch.setattr(controller_module, 'time', types.SimpleNamespace(time=lambda: 2e9))
     assert ready.controller.let_go(IMAGE).wished.generation == 2 * 10 ** 9
     held = holding(IMAGE, generation=10 ** 9 + 1)
     assert ready.table.report('one', held).drop == (IMAGE,)

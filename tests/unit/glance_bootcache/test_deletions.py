@@ -20,7 +20,7 @@ from keystoneauth1 import session as ks_session
 
 from bootcache.manifest import Availability
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache import availability, upkeep
+from glance_bootcache import availability
 from glance_bootcache.glance.images import Images
 
 IMAGES = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]
@@ -94,8 +94,12 @@ def cloud(house):
     house.register = register
     house.rounds = lambda seconds: (house.once(), house.seconds.sleep(seconds),
                                     house.once())
-    house.notify = lambda image: house.events.info({}, 'image.host', 'image.delete', {'id': image},
-                                                   {})
+
+    def notify(image):
+        house.events.info({}, 'image.host', 'image.delete', {'id': image}, {})
+        house.looked()
+
+    house.notify = notify
     return house
 
 
@@ -145,7 +149,7 @@ def test_without_a_restart_as_well(cloud):
     cloud.rounds(DELAY)
     assert {action(cloud, image) for image in IMAGES[:3]} == {'stock'}
     cloud.images.images.update(images)
-    cloud.once()
+    cloud.later(DELAY)
     assert {action(cloud, image) for image in IMAGES[:3]} == {'cache'}
     assert all(is_whole(cloud, image) for image in IMAGES[:3])
 
@@ -182,7 +186,7 @@ def test_a_notification_alone_removes_nothing(cloud, glance):
     assert action(cloud) == ('cache' if glance == 'has it' else 'stock')
     cloud.rounds(DELAY)
     cloud.images.away = False
-    cloud.rounds(0)
+    cloud.later(DELAY)
     assert is_whole(cloud, IMAGES[0]) and action(cloud) == 'cache'
 
 
@@ -255,6 +259,7 @@ def test_an_only_image_is_removed_by_an_operator(cloud, caplog):
     assert is_whole(cloud, IMAGES[0])
     assert caplog.text.count(f'"bootcache image delete {IMAGES[0]}" removes it') == 1
     assert cloud.endpoints.delete_image({}, IMAGES[0]) is True
+    cloud.looked()
     assert cloud.store.load(IMAGES[0]) is None
 
 
@@ -276,8 +281,7 @@ def test_at_most_five_in_a_day_that_nobody_told_of(cloud):
     assert all(is_whole(cloud, image) for image in IMAGES[8:])
 
 
-def test_many_that_are_missing_do_not_hold_up_one_whose_deletion_was_notified(cloud, monkeypatch):
-    monkeypatch.setattr(upkeep, '_MOST_MISSING', 2)
+def test_many_that_are_missing_do_not_hold_up_one_whose_deletion_was_notified(cloud):
     cloud.register(20)
     asked, get = [], cloud.images.get
     cloud.images.get = lambda image_id: asked.append(image_id) or get(image_id)
@@ -285,11 +289,32 @@ def test_many_that_are_missing_do_not_hold_up_one_whose_deletion_was_notified(cl
         del cloud.images.images[image]
         cloud.changed(image)
     cloud.notify(IMAGES[7])
-    cloud.seconds.sleep(DELAY)
-    asked.clear()
-    cloud.upkeep.look_for_missing(cloud.store.manifests())
+    cloud.later(DELAY)
     assert cloud.store.load(IMAGES[7]) is None
-    assert len(asked) == 3, 'of the others a few are looked for in a round'
+    asked.clear()
+    for _minute in range(60):
+        cloud.later(60)
+    assert 1 <= asked.count(IMAGES[0]) <= 14, 'Glance is asked for the others every five minutes'
+
+
+def test_one_answer_of_404_is_asked_for_again_soon(cloud):
+    """An ingress that was reloaded: servers go the stock way for no longer than needs be."""
+    cloud.register(1)
+    image = cloud.images.images.pop(IMAGES[0])
+    cloud.changed(IMAGES[0])
+    assert action(cloud) == 'stock'
+    cloud.images.images[IMAGES[0]] = image
+    cloud.later(30)
+    assert action(cloud) == 'cache'
+
+
+@pytest.mark.parametrize('glance', ['answers', 'is away'])
+def test_a_cache_image_is_withdrawn_when_the_deletion_is_notified(cloud, glance):
+    cloud.register(1)
+    del cloud.images.images[IMAGES[0]]
+    cloud.images.away = glance == 'is away'
+    cloud.notify(IMAGES[0])
+    assert cloud.exporter.serving[IMAGES[0]][1] is None and is_whole(cloud, IMAGES[0])
 
 
 def test_what_is_in_hand_is_given_up_and_begun_again(cloud):
@@ -302,7 +327,7 @@ def test_what_is_in_hand_is_given_up_and_begun_again(cloud):
     cloud.boots.gate.set()
     assert cloud.state(IMAGES[0]) == 'skipped'
     cloud.images.images[IMAGES[0]] = image
-    cloud.once()
+    cloud.later(DELAY)
     cloud.settle()
     assert cloud.state(IMAGES[0]) == 'ready'
 

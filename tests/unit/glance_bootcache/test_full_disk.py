@@ -9,13 +9,13 @@ import os
 import threading
 
 import pytest
-from fakes_manager import until
+from oslo_messaging import NotificationResult
 
 from bootcache import savefile
-from bootcache.manifest import Availability, Manifest, Standing
+from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache.images import retriedlooks
-from glance_bootcache.images.retriedlooks import RetriedLooks
+from bootcache.util import workqueue
+from glance_bootcache.glance import listener
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -40,16 +40,25 @@ class Disk:
 
 @pytest.fixture
 def disk(house, monkeypatch):
-    """The state directory's; ``house.again`` is upkeep's step."""
-    disk = Disk(savefile.write_json)
+    """The state directory's; ``house.again`` has the bus give again what it has, and time pass."""
+    disk, waiting = Disk(savefile.write_json), []
     monkeypatch.setattr(savefile, 'write_json', disk.write_json)
-    house.notify = lambda event, payload: house.events.info({}, 'image.host', event, payload, {})
+    monkeypatch.setattr(listener, '_AGAIN_SECONDS', 0)
+
+    def notify(event, payload):
+        if house.events.info({}, 'image.host', event, payload, {}) is NotificationResult.REQUEUE:
+            waiting.append((event, payload))
+        house.looked()
 
     def again():
-        house.upkeep.follow_again()
+        given = waiting[:]
+        waiting.clear()
+        for event, payload in given:
+            notify(event, payload)
+        house.later(600)
         house.settle()
 
-    house.again = again
+    house.notify, house.again, house.on_the_bus = notify, again, waiting
     return disk
 
 
@@ -67,22 +76,11 @@ def test_an_image_whose_first_manifest_cannot_be_written_is_not_forgotten(house,
     assert house.store.load(IMAGE) is None
     # It is told once, with the cure.
     assert warnings(caplog) == [
-        f'image {IMAGE}: its change cannot be written: [Errno 28] No space left on device; make'
-        ' room in [bootcache]state_dir. It is tried again by itself']
+        f'image {IMAGE}: cannot be looked at, and is looked at again: [Errno 28] No space left on'
+        ' device; make room in [bootcache]state_dir']
     disk.is_full = False
     house.again()
     assert house.state(IMAGE) == 'ready' and len(warnings(caplog)) == 1
-    assert house.manager.retried.images() == []
-
-
-def test_upkeep_does_it(house, disk):
-    disk.is_full = True
-    house.images.put(IMAGE)
-    house.changed(IMAGE)
-    disk.is_full = False
-    house.once()
-    house.settle()
-    assert house.state(IMAGE) == 'ready'
 
 
 @pytest.mark.parametrize('change', ['deleted', 'deactivated', 'opted out'])
@@ -99,6 +97,7 @@ def test_an_image_that_is_not_given_out_any_more(house, disk, change):
                                    else {'mode': 'off'}))
         house.notify('image.update', {'id': IMAGE})
     assert house.store.load(IMAGE).standing is Standing.DONE
+    house.again()
     disk.is_full = False
     house.again()
     manifest = house.store.load(IMAGE)
@@ -115,7 +114,7 @@ def test_an_image_that_fewer_people_see(house, disk):
     house.notify('image.member.delete', {'image_id': IMAGE})
     house.notify('image.update', {'id': IMAGE})
     house.again()
-    assert house.store.load(IMAGE).wished.generation == 0
+    assert house.store.load(IMAGE).wished.generation == 0 and len(house.on_the_bus) == 1
     disk.is_full = False
     house.again()
     assert house.store.load(IMAGE).wished.generation == 1
@@ -125,14 +124,14 @@ def test_an_image_that_fewer_people_see(house, disk):
 
 def test_an_operator_is_told(house, disk):
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.FAILED))
+    house.store.save(before := Manifest(IMAGE, Standing.FAILED))
     disk.is_full = True
     for ask in (lambda: house.endpoints.build_image({}, IMAGE),
                 lambda: house.endpoints.delete_image({}, IMAGE),
                 lambda: house.endpoints.evict_image({}, IMAGE, None)):
         with pytest.raises(OSError, match='No space left'):
             ask()
-    assert house.manager.retried.images() == []
+    assert house.store.load(IMAGE) == before
 
 
 def test_a_server_that_boots_goes_on_waiting_for_its_base(house, disk):
@@ -142,18 +141,19 @@ def test_a_server_that_boots_goes_on_waiting_for_its_base(house, disk):
     house.settle()
     disk.is_full = False
     house.again()
-    assert house.state(IMAGE) == 'ready'
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
 
 
-def test_while_the_disk_is_full_a_few_are_tried_in_each_round(house, disk):
+def test_while_the_disk_is_full_writing_is_tried_once_a_minute(house, disk):
     disk.is_full = True
     for image in IMAGES:
         house.images.put(image)
         house.changed(image)
-    for _round in range(5):
+    for _hour in range(2):
         disk.tries = 0
-        house.again()
-        assert disk.tries == 3
+        for _minute in range(60):
+            house.later(60)
+    assert disk.tries <= 60 * len(IMAGES)
     disk.is_full = False
     house.again()
     assert {house.state(image) for image in IMAGES} == {'ready'}
@@ -173,27 +173,16 @@ def test_an_image_that_can_never_be_written_holds_up_no_other(house, disk):
     assert house.state(IMAGES[7]) == 'ready'
 
 
-def test_how_many_are_noted_is_bounded_and_told(house, disk, monkeypatch, caplog):
-    monkeypatch.setattr(retriedlooks, '_MOST_IMAGES', 1)
+def test_how_many_wait_is_bounded_and_told(house, disk, monkeypatch, caplog):
+    monkeypatch.setattr(workqueue, '_MOST_KEYS', 1)
     disk.is_full = True
     for image in (IMAGE, OTHER):
         house.images.put(image)
         house.changed(image)
-    assert house.manager.retried.images() == [IMAGE]
     assert f'"bootcache image build {OTHER}" takes it up' in caplog.text
-
-
-def test_a_change_that_comes_while_one_is_followed_is_followed_too():
-    retried, followed = RetriedLooks(), []
-    error = OSError(errno.ENOSPC, 'no space')
-    retried.add(IMAGE, error)
-    for _round in range(3):
-        for image in retried.images():
-            with retried.follow(image) as heard:
-                followed.append(Availability.MEMBER_REMOVED in heard)
-                if len(followed) == 1:
-                    retried.add(image, error, Availability.MEMBER_REMOVED)
-    assert followed == [False, True]
+    disk.is_full = False
+    house.again()
+    assert house.state(IMAGE) == 'ready'
 
 
 def test_glance_may_be_away_as_well(house, disk):
@@ -212,95 +201,67 @@ def test_ids_that_glance_never_knew_leave_nothing(house):
     """Whoever is on the bus can make up any number of them, also while Glance is away."""
     house.images.away = True
     for image in IMAGES:
-        with pytest.raises(RuntimeError):
-            house.endpoints.image_registered({}, image)
+        house.endpoints.image_registered({}, image)
+    house.looked()
     assert os.listdir(house.store._images) == []
     house.images.away = False
-    house.once()
-    assert os.listdir(house.store._images) == [] and house.manager.retried.images() == []
+    house.later(600)
+    assert os.listdir(house.store._images) == []
+    # Nobody asks for them any more.
+    house.images.get = lambda image_id: pytest.fail('asked')
+    for _hour in range(24):
+        house.later(3600)
 
 
 # Answers that overtake each other.
 
-class Questions:
-    """Glance whose answers are held back: each is what it was when it was asked for."""
-
-    def __init__(self, house):
-        self.asked, self._get = [], house.images.get
-        house.images.get = self.get
-
-    def get(self, image_id):
-        """As Images.get."""
-        answered = threading.Event()
-        answer = self._get(image_id)
-        self.asked.append(answered)
-        assert answered.wait(60)
-        return answer
-
-
 @pytest.fixture
-def hears(house):
-    """Begins to follow a message, and returns when Glance has been asked."""
+def asked(house):
+    """Glance is asked for an image that is ready; the answer is what it was then, and is late.
+
+    ``house.answer`` lets it come.
+    """
     house.images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
-    house.questions, threads = Questions(house), []
+    begun, gate, get, questions = threading.Event(), threading.Event(), house.images.get, []
 
-    def hears():
-        before = len(house.questions.asked)
-        threads.append(threading.Thread(target=house.changed, args=[IMAGE]))
-        threads[-1].start()
-        until(lambda: len(house.questions.asked) > before, 'the question')
-        return threads[-1]
+    def slow(image_id):
+        answer = get(image_id)
+        questions.append(image_id)
+        begun.set()
+        gate.wait()
+        return answer
 
-    yield hears
-    for thread in threads:
-        thread.join(60)
+    house.images.get, house.questions = slow, questions
+    house.controller.image_changed(IMAGE)
+    assert begun.wait(20)
 
+    def answer():
+        gate.set()
+        house.looked()
 
-def test_many_messages_of_one_image_are_no_more_than_twice_as_many_questions(house, hears):
-    """Each answer that another had overtaken was asked for again, by all of them each time."""
-    waiting, asked = [hears() for _message in range(10)], house.questions.asked
-
-    def follow():
-        return sum(thread.is_alive() for thread in waiting)
-
-    def unanswered():
-        return [question for question in asked if not question.is_set()]
-
-    while follow():
-        until(lambda: unanswered() or not follow(), 'a question')
-        # One at a time, so that it overtakes as many as it can.
-        for question in unanswered()[:1]:
-            question.set()
-            until(lambda: follow() <= len(unanswered()), 'what follows from the answer')
-    assert len(asked) <= 20
+    house.answer = answer
+    yield house
+    gate.set()
 
 
-@pytest.mark.parametrize('last', [True, False])
-def test_the_answer_that_was_asked_for_last_counts(house, hears, last):
-    """It comes first, or the older one does; then it may be of before, and is asked for again."""
-    older = hears()
-    house.images.put(IMAGE, mode='off')
-    newer = hears()
-    first, second = house.questions.asked
-    (second if last else first).set()
-    (newer if last else older).join(60)
-    (first if last else second).set()
-    if not last:
-        until(lambda: len(house.questions.asked) == 3, 'the question that is asked again')
-        house.questions.asked[2].set()
-    older.join(60)
-    newer.join(60)
-    assert house.state(IMAGE) == 'skipped' and len(house.questions.asked) == (2 if last else 3)
+def test_many_messages_of_one_image_are_two_questions(asked):
+    for _message in range(10):
+        asked.controller.image_changed(IMAGE)
+    asked.answer()
+    assert len(asked.questions) == 2
 
 
-def test_a_deletion_that_is_notified_while_glance_is_asked_has_it_asked_again(house, hears):
-    """Nobody has asked Glance after it: what it said before may be of before."""
-    one = hears()
-    house.images.get = house.questions._get
-    del house.images.images[IMAGE]
-    house.deleted(IMAGE)
-    house.questions.asked[0].set()
-    one.join(60)
-    assert house.state(IMAGE) in (None, 'skipped')
+def test_an_answer_of_before_a_change_does_not_count(asked):
+    asked.images.put(IMAGE, mode='off')
+    asked.controller.image_changed(IMAGE)
+    asked.answer()
+    assert asked.state(IMAGE) == 'skipped'
+
+
+def test_a_deletion_that_is_notified_while_glance_is_asked_has_it_asked_again(asked):
+    del asked.images.images[IMAGE]
+    asked.controller.image_deleted(IMAGE)
+    asked.answer()
+    assert asked.state(IMAGE) in (None, 'skipped')

@@ -6,8 +6,7 @@ import logging
 import types
 
 import pytest
-from fakes_clock import Clock
-from fakes_manager import failed
+from fakes_manager import failed, until
 from glanceclient import exc
 
 from bootcache import properties
@@ -16,25 +15,20 @@ from bootcache.reasons import Cause, Reason
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
-from glance_bootcache.images import statuspublisher
+from glance_bootcache.images import publishing
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-ACTIVE_AT = 1_000_000.0
 READY = Manifest(IMAGE, Standing.DONE)
 
 
 @pytest.fixture
 def published(house):
-    """The manager's publisher; Glance's clock, and this service's, are ``clock``."""
-    house.clock = Clock()
-    house.clock.now = ACTIVE_AT
-
+    """The service by whose clock Glance has its own."""
     def restart(**options):
         for name, value in options.items():
             house.conf.set_override(name, value, 'bootcache')
         house.restart()
-        house.manager.publisher._wall = house.clock
-        house.controller.host_reported()
+        house.controller._publisher._wall = house.seconds.time
 
     house.started = restart
     restart()
@@ -48,7 +42,7 @@ def put(house, **glances):
     content, facts = house.images.images[IMAGE]
     house.images.images[IMAGE] = content, dataclasses.replace(
         facts,
-        updated_at=datetime.datetime.fromtimestamp(house.clock.now, datetime.UTC).isoformat(),
+        updated_at=datetime.datetime.fromtimestamp(house.seconds.time(), datetime.UTC).isoformat(),
         image_hash='' if glances.get('os_hash') == '' else facts.image_hash,
         properties={**facts.properties, **{key: value for key, value in glances.items()
                                            if key.startswith('os_') and key != 'os_hash'}})
@@ -62,8 +56,9 @@ def seen(house):
             if name in (properties.STATE, properties.REASON)}
 
 
-def rounds(house, seconds=0):
-    house.clock.sleep(seconds)
+def later(house, seconds=60):
+    """Let time pass, and what is due be done; upkeep has a round."""
+    house.seconds.sleep(seconds)
     house.once()
     house.settle()
 
@@ -73,18 +68,19 @@ def test_a_moment_after_the_upload_there_is_nothing(published):
     published.started(show_state_after=300)
     put(published)
     assert published.state(IMAGE) == 'ready'
-    rounds(published, 299)
+    later(published, 299)
     assert seen(published) == {} and published.images.shown == []
-    rounds(published, 1)
+    later(published, 1)
     assert seen(published) == {'bootcache_state': 'ready'}
 
 
 def test_never(published):
     put(published)
-    rounds(published)
+    later(published)
     assert seen(published) == {'bootcache_state': 'ready'}
     published.started(show_state_after=-1)
-    rounds(published, 10_000)
+    published.recover()
+    later(published, 10_000)
     assert seen(published) == {}
 
 
@@ -92,39 +88,29 @@ def test_what_lies_between_is_not_shown(published):
     published.boots.gate.clear()
     published.images.put(IMAGE)
     published.changed(IMAGE)
-    rounds_before = len(published.images.shown)
+    until(lambda: published.boots.jobs, 'the profile boot')
+    published.changed(IMAGE)
     published.once()
-    assert seen(published) == {} and len(published.images.shown) == rounds_before
+    assert seen(published) == {} and published.images.shown == []
     published.boots.gate.set()
     published.settle()
-    rounds(published)
+    later(published)
     assert seen(published) == {'bootcache_state': 'ready'}
     # Recorded anew: it is taken away until that is over.
     published.boots.gate.clear()
     published.build(IMAGE)
+    until(lambda: len(published.boots.jobs) == 2, 'the profile boot')
     assert seen(published) == {}
     published.boots.gate.set()
     published.settle()
-    rounds(published)
-    assert seen(published) == {'bootcache_state': 'ready'}
-
-
-def test_manifests_that_were_read_earlier_publish_nothing_that_has_changed_since(published):
-    put(published)
-    read = published.store.manifests()
-    # Of an image that came since, the next round.
-    assert seen(published) == {}
-    assert published.disk_room.evict(IMAGE)
-    assert seen(published) == {}
-    published.manager.rebuild(IMAGE)
-    published.settle()
+    later(published)
     assert seen(published) == {'bootcache_state': 'ready'}
 
 
 @pytest.mark.parametrize('change', ['evicted', 'deactivated'])
 def test_what_no_longer_holds_is_taken_away(published, change):
     put(published)
-    rounds(published)
+    later(published)
     assert seen(published) == {'bootcache_state': 'ready'}
     if change == 'evicted':
         assert published.disk_room.evict(IMAGE)
@@ -133,7 +119,7 @@ def test_what_no_longer_holds_is_taken_away(published, change):
         published.images.images[IMAGE] = content, dataclasses.replace(
             facts, status='deactivated')
         published.changed(IMAGE)
-    rounds(published)
+    later(published)
     assert seen(published) == {}
 
 
@@ -141,33 +127,33 @@ def test_what_no_longer_holds_is_taken_away(published, change):
 def test_what_a_tenant_wrote_over_it_is_shown_again(published, fails):
     published.boots.fails = fails and failed(fails)
     put(published)
-    rounds(published)
+    later(published)
     before = seen(published)
     assert before['bootcache_state'] == ('failed' if fails else 'ready')
     put(published, state='skipped', reason='a joke')
-    rounds(published)
+    later(published)
     assert seen(published) == before
 
 
 def test_what_is_shown_is_not_written_again(published):
     put(published)
     for _round in range(3):
-        rounds(published)
+        later(published)
         published.changed(IMAGE)
     assert published.images.shown == [(IMAGE, 'ready')]
 
 
-@pytest.mark.parametrize('later', ['upkeep', 'restart'])
-def test_it_is_shown_later_where_glance_was_away_at_its_moment(published, later):
+@pytest.mark.parametrize('when', ['by itself', 'restart'])
+def test_it_is_shown_later_where_glance_was_away_at_its_moment(published, when):
     published.images.refuses = lambda state: exc.HTTPServiceUnavailable()
     put(published)
     for _round in range(5):
-        rounds(published)
+        later(published)
     assert seen(published) == {}
     published.images.refuses = lambda state: None
-    if later == 'restart':
+    if when == 'restart':
         published.started()
-    rounds(published)
+    later(published)
     assert seen(published) == {'bootcache_state': 'ready'}
 
 
@@ -179,37 +165,39 @@ def test_while_glance_is_at_work_nothing_is_written(published, work):
     """It would write back locations and hash as it had read them."""
     put(published, **work)
     assert published.state(IMAGE) in ('ready', 'skipped'), 'it is final'
-    rounds(published, 3599)
+    later(published, 3599)
     assert seen(published) == {}
     # It is done, and notifies nothing: an import gives its lock up when the image is active.
     content, facts = published.images.images[IMAGE]
     published.images.images[IMAGE] = content, dataclasses.replace(
         facts, image_hash='sha512:ab', properties={})
+    later(published)
     assert seen(published)['bootcache_state'] in ('ready', 'skipped')
 
 
 def test_a_hash_that_is_missing_for_an_hour_will_never_come(published):
     put(published, os_hash='')
-    rounds(published, 3600)
+    later(published, 3600)
     assert seen(published)['bootcache_state'] == published.state(IMAGE)
 
 
 def test_work_that_began_after_the_last_notification_counts(published):
+    published.started(show_state_after=60)
     put(published)
     content, facts = published.images.images[IMAGE]
     published.images.images[IMAGE] = content, dataclasses.replace(
         facts, properties={**facts.properties, 'os_glance_import_task': 'a-task'})
-    rounds(published)
+    later(published)
     assert seen(published) == {}
 
 
 @pytest.mark.parametrize('status', ['queued', 'saving', 'uploading', 'importing'])
 def test_an_image_on_its_way_into_glance_is_left_alone(published, status):
     put(published)
-    rounds(published)
+    later(published)
     put(published, status=status)
     count = len(published.images.shown)
-    rounds(published, 10_000)
+    later(published, 10_000)
     assert len(published.images.shown) == count
 
 
@@ -222,39 +210,17 @@ def test_an_image_with_as_many_properties_as_it_may_have(published, caplog):
     put(published)
     with caplog.at_level(logging.WARNING):
         for _round in range(10):
-            rounds(published, 30)
+            later(published, 30)
     assert len(tried) == 3
     (line,) = [line for line in caplog.messages if 'cannot be set' in line]
     assert IMAGE in line and '[DEFAULT]image_property_quota' in line and 'changes' in line
     # Its owner takes a property away.
     published.images.refuses = lambda state: None
-    rounds(published)
+    later(published)
     assert seen(published) == {}
     put(published, settle='no')
-    rounds(published)
+    later(published)
     assert seen(published) == {'bootcache_state': 'ready'}
-
-
-def test_an_image_that_glance_never_takes_holds_up_no_other(published, monkeypatch):
-    asked, refused = [], set()
-
-    def publish(image_id, wanted, may_write):
-        asked.append(image_id)
-        if image_id in refused:
-            raise exc.HTTPServiceUnavailable
-        return published.images.images[image_id][1]
-
-    images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
-    for image in images:
-        published.images.put(image)
-        published.changed(image)
-    published.settle()
-    monkeypatch.setattr(published.images, 'publish', publish)
-    refused = set(images)
-    assert len(asked) == 3, 'Glance is away'
-    refused = {images[0]}
-    asked.clear()
-    assert set(asked) == set(images)
 
 
 # Which states are final.
@@ -287,32 +253,29 @@ OFF = Manifest(IMAGE, Standing.SKIPPED, Cause(Reason.MODE_OFF, 'bootcache_mode=o
     (Manifest(IMAGE, Standing.SKIPPED, Cause(Reason.GLANCE_STATUS, 'deactivated'),
               wished=Wished(availability=Availability.DEACTIVATED)), ImageState.SKIPPED, {})])
 def test_which_states_are_final(manifest, state, told):
-    assert statuspublisher.final(manifest, state) == told
+    assert publishing.final(manifest, state) == told
 
 
-@pytest.mark.parametrize('code, is_shown', [(413, True), (503, False)])
-def test_what_glance_refuses_of_one_image_holds_up_no_other(published, monkeypatch, code,
-                                                            is_shown):
+@pytest.mark.parametrize('code', [413, 503])
+def test_what_glance_refuses_of_one_image_holds_up_no_other(published, monkeypatch, code):
     """As the properties of a tenant whose quota is full, and who goes on changing the images."""
     hostile = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(4)]
-    for image in hostile:
-        published.images.put(image)
-        published.changed(image)
-    put(published)
-    publish, asked = published.images.publish, []
+    publish = published.images.publish
 
     def answer(image_id, *arguments):
-        asked.append(image_id)
         if image_id in hostile:
             raise exc.from_response(types.SimpleNamespace(
                 status_code=code, headers={}, reason='', text=''), b'')
         return publish(image_id, *arguments)
 
     monkeypatch.setattr(published.images, 'publish', answer)
-    # Each round has an order of its own: this one is the worst.
-    monkeypatch.setattr(statuspublisher.random, 'shuffle', lambda due: due.sort(key=IMAGE.__eq__))
-    assert seen(published) == ({'bootcache_state': 'ready'} if is_shown else {})
-    assert asked == ([*hostile, IMAGE] if is_shown else hostile[:3])
+    for image in hostile:
+        published.images.put(image)
+        published.changed(image)
+    published.settle()
+    put(published)
+    later(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
 
 
 # What glanceclient is asked.

@@ -10,15 +10,13 @@ import os
 import threading
 
 import pytest
-from fakes_manager import until
+from fakes_manager import in_hand, until
 
 from bootcache import exception, locks, properties, tier
 from bootcache.manifest import Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.tier import Eviction, Item, TierLimits
 from glance_bootcache.images import policy
-from glance_bootcache.images.policy import Step
-from glance_bootcache.profileboot.job import ImageJob
 
 IMAGE, OTHER = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (7, 8))
 
@@ -34,18 +32,6 @@ def ready(house):
 
 def path(house, image=IMAGE):
     return house.store.cache_path(house.store.load(image))
-
-
-@contextlib.contextmanager
-def in_hand(house):
-    """A step of the image that is under way while the block runs."""
-    end, job = threading.Event(), ImageJob(IMAGE, Step.BUILD)
-    assert house.running.start(job, 'one', lambda: end.wait(20), lambda: None)
-    try:
-        yield job
-    finally:
-        end.set()
-        until(lambda: house.running.of(IMAGE) is not job, 'the end of the step')
 
 
 def test_nobody_waits_for_an_exporter_that_does_not_answer(ready):
@@ -102,7 +88,7 @@ def test_what_is_taken_in_hand_meanwhile_stays(ready, what):
 
     def change(manifest):
         if 'job' in what:
-            steps.enter_context(in_hand(ready))
+            steps.enter_context(in_hand(ready, IMAGE))
         if what != 'a job':
             with open(newer, 'w'):
                 pass
@@ -134,7 +120,7 @@ def test_one_that_is_fetched_or_in_hand_stays(ready):
     ready.exporter.fetching.clear()
     asked = []
     ready.exporter.on_withdrawal = asked.append
-    with in_hand(ready):
+    with in_hand(ready, IMAGE):
         assert not ready.disk_room.evict(IMAGE) and asked == []
     assert ready.disk_room.evict(IMAGE)
     until(lambda: ready.state(IMAGE) == 'served', 'what is shown')
@@ -236,7 +222,7 @@ def test_the_older_one_goes_first_where_there_is_no_room_for_both(full, what):
         full.store.change(IMAGE, lambda manifest: manifest.wishing(pinned=True))
     elif what == 'fetched':
         full.exporter.fetching.add(IMAGE)
-    with in_hand(full):
+    with in_hand(full, IMAGE):
         if what == 'other':
             with room.kept(IMAGE, 60):
                 assert path(full) is None and not os.path.exists(older)

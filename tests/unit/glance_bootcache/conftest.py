@@ -169,11 +169,17 @@ def made_house(storage_conf, no_qemu, database):
                 job.step == Step.RETIRE for image in house.running.images()
                 if (job := house.running.of(image)) is not None), 'a look')
 
+        def is_at_rest():
+            """Tell whether no step is under way; one that ends has its image due before."""
+            running = house.running
+            return not running.images() and not any(turns._running for turns in (
+                running._looks, running._recordings, running._builds, *running._bases.values()))
+
         def settle():
             house.controller.queue.wake()
-            fakes_manager.until(lambda: not house.running.images()
-                                and house.controller.queue.is_idle()
-                                and not house.running.images(), 'the end of all steps')
+            fakes_manager.until(lambda: is_at_rest() and house.controller.queue.is_idle()
+                                and is_at_rest() and house.controller.queue.is_idle(),
+                                'the end of all steps')
 
         def then_looked(method):
             def call(*arguments):

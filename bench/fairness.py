@@ -24,25 +24,19 @@ from typing import Any
 
 from oslo_config import cfg
 
+from bench import controlled
 from bench.faults.storageside import GlanceClient
 from bootcache import conf as bootcache_conf
 from bootcache import properties
 from bootcache.manifest import ImageState
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.db import start
 from glance_bootcache.glance.images import Images
-from glance_bootcache.hosts.holdings import Hosts
-from glance_bootcache.hosts.orders import Orders
-from glance_bootcache.hosts.reportedneeds import ReportedNeeds
-from glance_bootcache.images.manager import Manager
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.images.policy import ImageFacts, Step
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
-from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
-from glance_bootcache.storage.tiers import StorageTiers
 
 MOST_RATIO = 2.0
 BOOT_SECONDS = 2.0
@@ -105,14 +99,10 @@ class Stage:
         self._store = ImageStore(f'{directory}/state')
         self.exporter = Exporters(conf, self._store.state_path('clients.json'))
         self.exporter.start()
-        database = start.wait_for(conf)
-        tiers = StorageTiers(conf, self._store, self.exporter, LastUses(database))
-        tiers.start([])
         self.boots = _ProfileBoots()
-        self.manager = Manager(conf, self._store, _Glance(directory), self.exporter, tiers,
-                               self.boots, ReportedNeeds(database),
-                               Hosts(self._store, tiers, Orders(database)))
-        self.manager.host_reported()
+        self.controller, self._running = controlled.started(
+            conf, self._store, _Glance(directory), self.exporter, self.boots)
+        self.controller.host_reported()
         self._count = 0
         self._of_owner: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
 
@@ -127,7 +117,7 @@ class Stage:
             'size': os.stat(self._source).st_size, 'os_hash_algo': 'sha512',
             'os_hash_value': self._hash, 'min_ram': 0, 'min_disk': 0, 'visibility': 'private',
             'owner': owner, 'name': owner}))
-        self.manager.consider(image_id)
+        self.controller.image_changed(image_id)
         return image_id
 
     def bases(self, owner: str) -> int:
@@ -143,9 +133,10 @@ class Stage:
         began = time.monotonic()
         image_id = self.register(owner)
         while (manifest := self._store.load(image_id)) is None \
-                or manifest.state is ImageState.PENDING or self.manager.jobs.of(image_id):
+                or manifest.state is ImageState.PENDING or self._running.of(image_id):
             # One place is for whoever has none: it would wait for guests that never end.
-            if self.manager.jobs.recordings.is_waiting(image_id):
+            job = self._running.of(image_id)
+            if job is not None and job.step == Step.RECORD and self._running.is_waiting(image_id):
                 raise RuntimeError('it waits for a place to be recorded')
             time.sleep(0.01)
         if manifest.state is not ImageState.READY:
@@ -189,7 +180,7 @@ def measure(source: str, images: int, repeats: int, **options: Any) -> Measured:
             beside = [stage.seconds_until_ready('one') for _image in range(repeats)]
             return Measured(usual, beside, stage.bases('never') - before)
         finally:
-            stage.manager.stop()
+            stage.controller.stop()
             stage.exporter.stop()
 
 

@@ -20,23 +20,17 @@ import pytest
 from functional_tools import free_port, until
 from oslo_config import cfg
 
+from bench import controlled
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Standing
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.db import start
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
-from glance_bootcache.hosts.holdings import Hosts
-from glance_bootcache.hosts.orders import Orders
-from glance_bootcache.hosts.reportedneeds import ReportedNeeds
-from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
-from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
-from glance_bootcache.storage.tiers import StorageTiers
 
 MIB = 1 << 20
 HOSTILE = {
@@ -98,14 +92,10 @@ class Service:
         self.store = ImageStore(conf.bootcache.state_dir)
         self.exporter = Exporters(conf, self.store.state_path('clients.json'))
         self.exporter.start()
-        database = start.wait_for(conf)
-        self.tiers = StorageTiers(conf, self.store, self.exporter, LastUses(database))
-        self.tiers.start([])
-        self.manager = Manager(conf, self.store, self.glance, self.exporter, self.tiers,
-                               NoServers(), ReportedNeeds(database),
-                               Hosts(self.store, self.tiers, Orders(database)))
-        self.events = ImageEvents(self.changed, self.deleted,
-                                  self.manager.fewer_see)
+        self.controller, self.running = controlled.started(conf, self.store, self.glance,
+                                                           self.exporter, NoServers())
+        self.events = ImageEvents(self.controller.image_changed, self.controller.image_deleted,
+                                  self.controller.member_removed)
 
     def register(self, disk_format, make):
         """Have Glance tell of an image that has just become active; return its id."""
@@ -124,7 +114,8 @@ class Service:
     def settle(self):
         """Wait until nothing is in hand."""
         # All of them take a minute of CPU.
-        until(lambda: not self.manager.jobs._jobs, 'the end of all jobs', patience=800)
+        until(lambda: self.controller.queue.is_idle() and not self.running.images()
+              and self.controller.queue.is_idle(), 'the end of all steps', patience=800)
 
     def left(self, image_id):
         """Return what there is of an image besides its manifest."""
@@ -143,7 +134,7 @@ class Service:
             handle.shutdown()
 
     def stop(self):
-        self.manager.stop()
+        self.controller.stop()
         self.exporter.common._daemon.stop()
 
 

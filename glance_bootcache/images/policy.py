@@ -2,8 +2,6 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any
 
 from bootcache import exception, properties, savefile, signatures
 from bootcache.cachelayout import Compression
@@ -12,42 +10,8 @@ from bootcache.properties import Policy
 from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache import snapshotrules
 from glance_bootcache.availability import served
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.storage import inspection
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageFacts:
-    """What Glance says of an image.
-
-    :ivar image_id: its id.
-    :ivar status: Glance's: queued, saving, importing, active, deactivated, deleted...
-    :ivar disk_format: Glance's.
-    :ivar container_format: Glance's.
-    :ivar stored_bytes: size of the image file.
-    :ivar image_hash: ``algorithm:hexadecimal``, empty while Glance has none.
-    :ivar min_ram: MiB.
-    :ivar min_disk: GiB.
-    :ivar properties: all other properties.
-    :ivar visibility: Glance's: public, community, shared or private; empty if it does not say.
-    :ivar owner: the project that it belongs to; empty if Glance does not say.
-    :ivar name: Glance's; empty if it has none.
-    :ivar updated_at: when it was changed last, as Glance gives it.
-    """
-
-    image_id: str
-    status: str
-    disk_format: str
-    container_format: str
-    stored_bytes: int
-    image_hash: str
-    min_ram: int
-    min_disk: int
-    properties: Mapping[str, Any]
-    visibility: str = ''
-    owner: str = ''
-    name: str = ''
-    updated_at: str = ''
-
 
 # From whom everybody sees to whom the owner alone does.
 VISIBILITIES = ('public', 'community', 'shared', 'private')
@@ -273,7 +237,7 @@ class Want(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """A wish, with what it needs.
+    """What is wanted, with what it needs.
 
     :ivar cause: for SKIP and FAIL.
     :ivar policy: for TAKE_UP and GO_ON; also for NOTHING, where the image is served, and for SKIP

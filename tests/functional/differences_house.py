@@ -17,9 +17,10 @@ from bootcache import exception, tier
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.rpc.messages import PlanBoot
 from bootcache.workingset import Extent, WorkingSet, total_bytes
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.imagework import ImageWork
-from glance_bootcache.images.policy import ImageFacts, Step
+from glance_bootcache.images.policy import Step
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom

@@ -16,9 +16,10 @@ from bootcache import exception, steps
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.tier import Medium
 from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import policy
 from glance_bootcache.images.imagework import ImageWork
-from glance_bootcache.images.policy import ImageFacts, Step
+from glance_bootcache.images.policy import Step
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.job import ImageJob

@@ -16,7 +16,8 @@ from bootcache import exception, locks, properties
 from bootcache.tier import Eviction, Medium
 from bootcache.workingset import WorkingSet
 from glance_bootcache.glance.images import published
-from glance_bootcache.images.policy import ImageFacts, Step
+from glance_bootcache.imagefacts import ImageFacts
+from glance_bootcache.images.policy import Step
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.storage.tiers import Content
 from glance_bootcache.warming.runner import Aggregate

@@ -24,19 +24,32 @@ from typing import Any
 
 from oslo_config import cfg
 
-from bench import controlled
 from bench.faults.storageside import GlanceClient
 from bootcache import conf as bootcache_conf
 from bootcache import properties
 from bootcache.manifest import ImageState
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import start
 from glance_bootcache.glance.images import Images
-from glance_bootcache.images.policy import ImageFacts, Step
+from glance_bootcache.hosts.holdings import Hosts
+from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from glance_bootcache.imagefacts import ImageFacts
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.deletions import Deletions
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.policy import Step
+from glance_bootcache.images.publishing import StatePublisher
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 MOST_RATIO = 2.0
 BOOT_SECONDS = 2.0
@@ -100,8 +113,18 @@ class Stage:
         self.exporter = Exporters(conf, self._store.state_path('clients.json'))
         self.exporter.start()
         self.boots = _ProfileBoots()
-        self.controller, self._running = controlled.started(
-            conf, self._store, _Glance(directory), self.exporter, self.boots)
+        glance, database = _Glance(directory), start.wait_for(conf)
+        tiers = StorageTiers(conf, self._store, self.exporter, LastUses(database))
+        tiers.start([])
+        self._running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
+        retiring = Retiring(self._store, self.exporter, tiers, self.boots, ReportedNeeds(database),
+                            Hosts(self._store, tiers, Orders(database)))
+        work = ImageWork(conf, self._store, glance, self.exporter, tiers, self.boots,
+                         DiskRoom(self._store, self._running, self.exporter, tiers), retiring)
+        self.controller = Controller(conf, self._store, glance, work, self._running, retiring,
+                                     Deletions(0, self._store, glance),
+                                     StatePublisher(conf, glance))
+        self.controller.start()
         self.controller.host_reported()
         self._count = 0
         self._of_owner: collections.defaultdict[str, list[str]] = collections.defaultdict(list)

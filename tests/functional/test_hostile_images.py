@@ -20,17 +20,29 @@ import pytest
 from functional_tools import free_port, until
 from oslo_config import cfg
 
-from bench import controlled
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Standing
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import start
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
+from glance_bootcache.hosts.holdings import Hosts
+from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.deletions import Deletions
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.publishing import StatePublisher
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 MIB = 1 << 20
 HOSTILE = {
@@ -92,8 +104,18 @@ class Service:
         self.store = ImageStore(conf.bootcache.state_dir)
         self.exporter = Exporters(conf, self.store.state_path('clients.json'))
         self.exporter.start()
-        self.controller, self.running = controlled.started(conf, self.store, self.glance,
-                                                           self.exporter, NoServers())
+        database, nova = start.wait_for(conf), NoServers()
+        tiers = StorageTiers(conf, self.store, self.exporter, LastUses(database))
+        tiers.start([])
+        self.running = Running(conf.bootcache.concurrent_builds)
+        retiring = Retiring(self.store, self.exporter, tiers, nova, ReportedNeeds(database),
+                            Hosts(self.store, tiers, Orders(database)))
+        work = ImageWork(conf, self.store, self.glance, self.exporter, tiers, nova,
+                         DiskRoom(self.store, self.running, self.exporter, tiers), retiring)
+        self.controller = Controller(conf, self.store, self.glance, work, self.running, retiring,
+                                     Deletions(0, self.store, self.glance),
+                                     StatePublisher(conf, self.glance))
+        self.controller.start()
         self.events = ImageEvents(self.controller.image_changed, self.controller.image_deleted,
                                   self.controller.member_removed)
 

@@ -35,8 +35,15 @@ from glance_bootcache.glance.images import Images
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
-from glance_bootcache.images.manager import Manager
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.imagefacts import ImageFacts
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.deletions import Deletions
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.policy import Step
+from glance_bootcache.images.publishing import StatePublisher
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
@@ -105,14 +112,20 @@ class Stage:
         self._store = ImageStore(f'{directory}/state')
         self.exporter = Exporters(conf, self._store.state_path('clients.json'))
         self.exporter.start()
-        database = start.wait_for(conf)
+        self.boots = _ProfileBoots()
+        glance, database = _Glance(directory), start.wait_for(conf)
         tiers = StorageTiers(conf, self._store, self.exporter, LastUses(database))
         tiers.start([])
-        self.boots = _ProfileBoots()
-        self.manager = Manager(conf, self._store, _Glance(directory), self.exporter, tiers,
-                               self.boots, ReportedNeeds(database),
-                               Hosts(self._store, tiers, Orders(database)))
-        self.manager.host_reported()
+        self._running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
+        retiring = Retiring(self._store, self.exporter, tiers, self.boots, ReportedNeeds(database),
+                            Hosts(self._store, tiers, Orders(database)))
+        work = ImageWork(conf, self._store, glance, self.exporter, tiers, self.boots,
+                         DiskRoom(self._store, self._running, self.exporter, tiers), retiring)
+        self.controller = Controller(conf, self._store, glance, work, self._running, retiring,
+                                     Deletions(0, self._store, glance),
+                                     StatePublisher(conf, glance))
+        self.controller.start()
+        self.controller.host_reported()
         self._count = 0
         self._of_owner: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
 
@@ -127,7 +140,7 @@ class Stage:
             'size': os.stat(self._source).st_size, 'os_hash_algo': 'sha512',
             'os_hash_value': self._hash, 'min_ram': 0, 'min_disk': 0, 'visibility': 'private',
             'owner': owner, 'name': owner}))
-        self.manager.consider(image_id)
+        self.controller.image_changed(image_id)
         return image_id
 
     def bases(self, owner: str) -> int:
@@ -143,9 +156,10 @@ class Stage:
         began = time.monotonic()
         image_id = self.register(owner)
         while (manifest := self._store.load(image_id)) is None \
-                or manifest.state is ImageState.PENDING or self.manager.jobs.of(image_id):
+                or manifest.state is ImageState.PENDING or self._running.of(image_id):
             # One place is for whoever has none: it would wait for guests that never end.
-            if self.manager.jobs.recordings.is_waiting(image_id):
+            job = self._running.of(image_id)
+            if job is not None and job.step == Step.RECORD and self._running.is_waiting(image_id):
                 raise RuntimeError('it waits for a place to be recorded')
             time.sleep(0.01)
         if manifest.state is not ImageState.READY:
@@ -189,7 +203,7 @@ def measure(source: str, images: int, repeats: int, **options: Any) -> Measured:
             beside = [stage.seconds_until_ready('one') for _image in range(repeats)]
             return Measured(usual, beside, stage.bases('never') - before)
         finally:
-            stage.manager.stop()
+            stage.controller.stop()
             stage.exporter.stop()
 
 

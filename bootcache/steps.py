@@ -22,7 +22,7 @@ class Process(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class NamedStep:
     """A step.
 
     :ivar name: in the code.
@@ -35,7 +35,7 @@ class Step:
     coming: str
 
 
-TABLE = tuple(Step(name, process, coming) for process, steps in {
+TABLE = tuple(NamedStep(name, process, coming) for process, steps in {
     Process.STORAGE: {
         'register: heard': 'Glance was asked about an image; its manifest is written',
         'register: taken up': 'the manifest wants an image; nobody works on it yet',

@@ -173,9 +173,11 @@ that image. Else its first server's boot is recorded.
 How many images are recorded at the same time, each as a server in the service
 project, and how many are built.
 
-Owners of images (projects) take turns. All places but one are for any owner's
-images, so that an image that does not end to boot holds up no other owner's; it
-does if there is but one place, until ``profile_timeout``.
+Owners of images (projects) take turns. Where all places are taken, half as many
+again are for owners who have no image in hand, one each: an image that does not
+end to boot holds up no other owner's; it does if there is but one place, until
+``profile_timeout``. The service project needs quota for all of them: for three
+servers, if this is 2.
 """),
     cfg.IntOpt('poll_interval',
                default=30,

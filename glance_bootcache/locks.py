@@ -15,8 +15,8 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
     daemon that has ended, which may take a minute.
 
 ``STORE``, one for the service
-    reading, deciding and writing a manifest, and what is in hand: files of kilobytes, the removal
-    of files that a manifest does not name any more, and a look whether a base is there.
+    reading, deciding and writing a manifest: files of kilobytes, the removal of files that a
+    manifest does not name any more, and a look whether a base is there.
 
 ``TIERS``, one for the service
     what is in the memory tier: steps in memory, and the removal of a file from there.

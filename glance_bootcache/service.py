@@ -1,4 +1,4 @@
-"""The storage service: manager, RPC server and notification listener in one process."""
+"""The storage service: controller of images, RPC server and notification listener, one process."""
 
 import sys
 from collections.abc import Callable

@@ -11,9 +11,8 @@ from pathlib import Path
 PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
 # What keeps something of an image that is gone, for a while or up to a number, and why.
 BOUNDED = (
-    # That Glance does not have it, for a minute; which answers about it counted; 10,000 at most.
-    'glance_bootcache.images.missingimages.MissingImages._unknown',
-    'glance_bootcache.images.manager.Manager._answers',
+    # That Glance does not have it, for a minute; 10,000 at most.
+    'glance_bootcache.images.controller.Controller._unknown',
     # What was active at the last sweep, until the next one in an hour.
     'glance_bootcache.upkeep.ServiceUpkeep._active',
     # When to try again, and what was logged; 10,000 keys at most.

@@ -33,8 +33,8 @@ from glance_bootcache import conf as glance_conf
 from glance_bootcache import service
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import cephbases
-from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import validation

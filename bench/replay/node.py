@@ -30,8 +30,8 @@ from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.workingset import Extent
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.ceph.opening import OpenClones
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.smallca import SmallCA
 from glance_bootcache.storage.exporter import Exporter
 

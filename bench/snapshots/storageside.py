@@ -19,12 +19,14 @@ from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.rpc.messages import PlanBoot
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache.db import start
+from glance_bootcache.imagefacts import ImageFacts
+from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.imagework import ImageWork
-from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.images.policy import Step
 from glance_bootcache.images.reportedboots import ReportedBoots
-from glance_bootcache.images.states import States
+from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
@@ -52,16 +54,18 @@ class StorageSide:
         self._tiers = StorageTiers(self._conf, self._store, self._exporters,
                                    LastUses(start.wait_for(self._conf)))
         self._tiers.start(())
-        self._jobs = Jobs(1, self._store.lock)
+        running = Running(1)
         self._facts: dict[str, ImageFacts] = {}
         glance: Any = types.SimpleNamespace(get=self._facts.get)
         nothing: Any = None
-        self._states = States(self._store, self._jobs)
         self._work = ImageWork(
-            self._conf, self._store, glance, self._exporters, self._tiers, nothing, self._states,
-            DiskRoom(self._store, self._jobs, self._exporters, self._tiers), nothing)
-        manager: Any = types.SimpleNamespace(jobs=self._jobs)
-        self._boots = ReportedBoots(self._conf, self._store, self._exporters, manager, self._tiers)
+            self._conf, self._store, glance, self._exporters, self._tiers, nothing,
+            DiskRoom(self._store, running, self._exporters, self._tiers), nothing)
+        # It is not started: no image is looked at.
+        controller = Controller(self._conf, self._store, glance, self._work, running, nothing,
+                                nothing, nothing)
+        self._boots = ReportedBoots(self._conf, self._store, self._exporters, controller, running,
+                                    self._tiers)
         self._files: dict[str, str] = {}
         self._images = ImageServer(self._files)
         threading.Thread(target=self._images.serve_forever, daemon=True).start()
@@ -98,18 +102,16 @@ class StorageSide:
 
         :returns: ``answer``, as hosts are told of it, ``seconds`` that all of it took, and
             ``difference_seconds`` of those for what differs.
-        :raises RuntimeError: if there is none then.
+        :raises BootcacheError: if it cannot be built.
         """
-        job = self._jobs.begin(image_id)
-        assert job is not None
+        job = ImageJob(image_id, Step.BUILD)
         began = time.monotonic()
         if self._known(image_id).made.working_set is None:
             self._work.inherit(self._facts[image_id], job)
-        self._states.guarded(job, lambda: self._work.build_again(job))
+        self._work.build(self._facts[image_id], job)
         seconds = time.monotonic() - began
         manifest = self._known(image_id)
-        if manifest.made.cache_image is None:
-            raise RuntimeError(f'{image_id} has no cache image: {manifest.reason}')
+        assert manifest.made.cache_image is not None
         return {'answer': self._boots.plan_boot(PlanBoot(image_id, 'host', '')),
                 'seconds': seconds,
                 'difference_seconds': seconds - manifest.made.cache_image.build_seconds}
@@ -118,7 +120,6 @@ class StorageSide:
         """End what runs."""
         self._images.shutdown()
         self._images.server_close()
-        self._jobs.stop()
         self._tiers.stop()
         self._exporters.stop()
 

@@ -24,8 +24,8 @@ from bootcache import naming
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.filestore.snapshots import FileSnapshots
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.stores import SnapshotStore, Stored
 

@@ -15,7 +15,7 @@ from glance_bootcache.cli.client import Away
 from glance_bootcache.cli.listing import Listing
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.imagefacts import ImageFacts
 
 REMOVED, WOULD_BE, NOTHING, MISSING, FAILED = ('removed', 'would be removed', 'has none',
                                                'not in Glance', 'failed')

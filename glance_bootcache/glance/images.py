@@ -15,7 +15,7 @@ from bootcache import properties
 from bootcache.exception import ConfigurationError, ServiceAway
 from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.imagefacts import ImageFacts
 
 _OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo', 'os_hash_value',
         'min_ram', 'min_disk', 'visibility', 'owner', 'name', 'updated_at')

@@ -20,7 +20,8 @@ from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone
 from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
 from bootcache.util.backoff import Backoff
-from glance_bootcache.images.policy import ImageFacts, is_signed
+from glance_bootcache.imagefacts import ImageFacts
+from glance_bootcache.images.policy import is_signed
 
 LOG = logging.getLogger(__name__)
 

@@ -25,10 +25,11 @@ from bootcache.util.logthrottle import LogThrottle
 from bootcache.util.workqueue import WorkQueue
 from glance_bootcache import away
 from glance_bootcache.glance.images import Images
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import policy
 from glance_bootcache.images.deletions import Deletions
 from glance_bootcache.images.imagework import ImageWork, settings_of
-from glance_bootcache.images.policy import Decision, Facts, ImageFacts, Step
+from glance_bootcache.images.policy import Decision, Facts, Step
 from glance_bootcache.images.publishing import StatePublisher
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.running import Running

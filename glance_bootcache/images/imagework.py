@@ -35,10 +35,11 @@ from glance_bootcache import snapshotrules
 from glance_bootcache.ceph import basenode
 from glance_bootcache.filestore import placing
 from glance_bootcache.glance.images import Images
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import policy
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.inheriting import Inheriting
-from glance_bootcache.images.policy import ImageFacts, Settings, Step
+from glance_bootcache.images.policy import Settings, Step
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.saving import save
 from glance_bootcache.images.signatures import ImageSignatures

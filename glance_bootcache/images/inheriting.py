@@ -12,7 +12,7 @@ from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Goal, Manifest
 from glance_bootcache import snapshotrules
 from glance_bootcache.glance.images import Images
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.saving import save
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.store import ImageStore

@@ -2,8 +2,6 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any
 
 from bootcache import exception, properties, savefile, signatures
 from bootcache.cachelayout import Compression
@@ -12,42 +10,8 @@ from bootcache.properties import Policy
 from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache import snapshotrules
 from glance_bootcache.availability import served
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.storage import inspection
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageFacts:
-    """What Glance says of an image.
-
-    :ivar image_id: its id.
-    :ivar status: Glance's: queued, saving, importing, active, deactivated, deleted...
-    :ivar disk_format: Glance's.
-    :ivar container_format: Glance's.
-    :ivar stored_bytes: size of the image file.
-    :ivar image_hash: ``algorithm:hexadecimal``, empty while Glance has none.
-    :ivar min_ram: MiB.
-    :ivar min_disk: GiB.
-    :ivar properties: all other properties.
-    :ivar visibility: Glance's: public, community, shared or private; empty if it does not say.
-    :ivar owner: the project that it belongs to; empty if Glance does not say.
-    :ivar name: Glance's; empty if it has none.
-    :ivar updated_at: when it was changed last, as Glance gives it.
-    """
-
-    image_id: str
-    status: str
-    disk_format: str
-    container_format: str
-    stored_bytes: int
-    image_hash: str
-    min_ram: int
-    min_disk: int
-    properties: Mapping[str, Any]
-    visibility: str = ''
-    owner: str = ''
-    name: str = ''
-    updated_at: str = ''
-
 
 # From whom everybody sees to whom the owner alone does.
 VISIBILITIES = ('public', 'community', 'shared', 'private')
@@ -276,8 +240,8 @@ class Want(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """A wish, with what it needs.
+class Wish:
+    """What is wanted, with what it needs.
 
     :ivar cause: for SKIP and FAIL.
     :ivar policy: for TAKE_UP and GO_ON; also for NOTHING, where the image is served, and for SKIP
@@ -331,7 +295,7 @@ def skip_cause(image: ImageFacts, build_snapshots: bool, verifies: bool = False)
 
 
 def wanted(image: ImageFacts, record: Manifest | None, settings: Settings,
-           boots: bool = False) -> Wanted:
+           boots: bool = False) -> Wish:
     """Return what an image asks for that was registered, changed, or asked for.
 
     :param record: what is known of it, None if nothing.
@@ -340,40 +304,40 @@ def wanted(image: ImageFacts, record: Manifest | None, settings: Settings,
     try:
         policy = settings.policy(image)
     except exception.InvalidProperty as error:
-        return Wanted(Want.SKIP, error.cause)
+        return Wish(Want.SKIP, error.cause)
     if availability(image) is Availability.OFF:
-        return Wanted(Want.SKIP, Cause(Reason.MODE_OFF, f'{properties.MODE}=off'), policy)
+        return Wish(Want.SKIP, Cause(Reason.MODE_OFF, f'{properties.MODE}=off'), policy)
     if image.status == 'queued' and (record is None or not record.made.base_path):
         # It is heard of when it has data. One that had begun to get them has failed to.
-        return Wanted(Want.NOTHING) if record is None \
-            else Wanted(Want.FAIL, Cause(Reason.NO_DATA))
+        return Wish(Want.NOTHING) if record is None \
+            else Wish(Want.FAIL, Cause(Reason.NO_DATA))
     if image.status in ('queued', 'saving', 'uploading', 'importing'):
-        return Wanted(Want.WAIT)
+        return Wish(Want.WAIT)
     if image.status != 'active':
-        return Wanted(Want.SKIP, Cause(Reason.GLANCE_STATUS, image.status), policy)
+        return Wish(Want.SKIP, Cause(Reason.GLANCE_STATUS, image.status), policy)
     if cause := skip_cause(image, settings.build_snapshots, settings.verifies):
-        return Wanted(Want.SKIP, cause)
+        return Wish(Want.SKIP, cause)
     profile_boots = settings.profile_boots and not properties.is_snapshot(image.properties)
-    first = Wanted(Want.TAKE_UP, policy=policy, goal=Goal.RECORD if profile_boots and not boots
+    first = Wish(Want.TAKE_UP, policy=policy, goal=Goal.RECORD if profile_boots and not boots
                    else Goal.SERVE)
-    nothing = Wanted(Want.NOTHING, policy=policy)
+    nothing = Wish(Want.NOTHING, policy=policy)
     if record is not None and record.wished.requested:
-        return Wanted(Want.GO_ON, policy=policy) if record.image_hash == image.image_hash \
+        return Wish(Want.GO_ON, policy=policy) if record.image_hash == image.image_hash \
             and record.goal is not Goal.NONE \
-            else Wanted(Want.TAKE_UP, policy=policy, goal=Goal.RECORD)
+            else Wish(Want.TAKE_UP, policy=policy, goal=Goal.RECORD)
     if not boots and not (record is not None and (record.wished.held or record.goal)) \
             and snapshotrules.waits_for_a_server(image.image_hash, image.properties, record):
-        return Wanted(Want.SKIP, Cause(Reason.SNAPSHOT_UNUSED))
+        return Wish(Want.SKIP, Cause(Reason.SNAPSHOT_UNUSED))
     if record is None:
         return first
     if record.wished.held:
-        return Wanted(Want.NOTHING)
+        return Wish(Want.NOTHING)
     if record.image_hash != image.image_hash:
         return dataclasses.replace(first, goal=Goal.SERVE) if record.goal is Goal.SERVE else first
     if record.goal is Goal.RECORD and not profile_boots:
         return dataclasses.replace(first, goal=Goal.SERVE)
     if record.goal is not Goal.NONE:
-        return Wanted(Want.GO_ON, policy=policy)
+        return Wish(Want.GO_ON, policy=policy)
     if record.standing is Standing.WANTED \
             or (record.standing is Standing.DONE and not record.made.base_path):
         return first
@@ -387,9 +351,9 @@ def wanted(image: ImageFacts, record: Manifest | None, settings: Settings,
         return nothing
     if record.made.working_set is None \
             or record.made.working_set.boot_marker != policy.boot_marker:
-        return Wanted(Want.TAKE_UP, policy=policy, goal=Goal.RECORD) if profile_boots else nothing
+        return Wish(Want.TAKE_UP, policy=policy, goal=Goal.RECORD) if profile_boots else nothing
     if record.made.cache_image.quota != policy.quota or record.made.is_behind:
-        return Wanted(Want.TAKE_UP, policy=policy, goal=Goal.BUILD)
+        return Wish(Want.TAKE_UP, policy=policy, goal=Goal.BUILD)
     return nothing
 
 

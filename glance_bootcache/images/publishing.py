@@ -19,8 +19,8 @@ from glance_bootcache import away, snapshotrules
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import policy
-from glance_bootcache.images.policy import ImageFacts
 
 LOG = logging.getLogger(__name__)
 

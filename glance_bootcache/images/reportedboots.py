@@ -263,10 +263,10 @@ class ReportedBoots:
         if manifest is None or (not manifest.made.base_path and (
                 manifest.standing in (Standing.WANTED, Standing.DONE)
                 or snapshotrules.is_left(manifest))):
+            self._controller.prepare(image_id)
             if manifest is None and self._controller.is_unknown(image_id):
                 return {'action': BootAction.STOCK,
                         'reason': 'Glance does not have the image'}
-            self._controller.prepare(image_id)
             return {'action': BootAction.WAIT, 'reason': 'the image\'s base is being prepared',
                     'ready_in': self._controller.ready_in(image_id)}
         if not manifest.made.base_path:

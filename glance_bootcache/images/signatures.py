@@ -15,7 +15,7 @@ from bootcache.reasons import Reason
 from bootcache.util import threads
 from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache.glance import images
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.imagefacts import ImageFacts
 
 LOG = logging.getLogger(__name__)
 

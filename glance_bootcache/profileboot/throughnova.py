@@ -27,7 +27,7 @@ from bootcache.rpc import messages
 from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.profileboot import notbooted
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 

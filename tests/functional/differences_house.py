@@ -6,22 +6,25 @@ Building, exporter, tiers and the way to them are real; Glance and RPC are stand
 import dataclasses
 import os
 import random
+import threading
 import types
 
 import pytest
 from test_arrival import Way
 from tiers_house import MIB
 
-from bootcache import tier
+from bootcache import exception, tier
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.rpc.messages import PlanBoot
 from bootcache.workingset import Extent, WorkingSet, total_bytes
+from glance_bootcache.imagefacts import ImageFacts
+from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.imagework import ImageWork
-from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.images.policy import Step
 from glance_bootcache.images.reportedboots import ReportedBoots
-from glance_bootcache.images.states import States
+from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.profileboot.job import ImageJob
 from nova_bootcache.asking import client
 
 PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -40,15 +43,17 @@ class Cloud:
 
     def __init__(self, house):
         self.house, self.store = house, house.store
-        self.jobs = Jobs(1, self.store.lock)
-        self.states = States(self.store, self.jobs)
+        self.running = Running(1)
         self.facts = {}
         glance = types.SimpleNamespace(get=lambda image_id: self.facts.get(image_id))
         self.work = ImageWork(
-            house.conf, self.store, glance, house.exporter, house.tiers, None, self.states,
-            DiskRoom(self.store, self.jobs, house.exporter, house.tiers), None)
-        manager = types.SimpleNamespace(jobs=self.jobs, rebuild=lambda image_id: None)
-        self.boots = ReportedBoots(house.conf, self.store, house.exporter, manager, house.tiers)
+            house.conf, self.store, glance, house.exporter, house.tiers, None,
+            DiskRoom(self.store, self.running, house.exporter, house.tiers), None)
+        # It is not started: no image is looked at.
+        controller = Controller(house.conf, self.store, glance, self.work, self.running, None, None,
+                                None)
+        self.boots = ReportedBoots(house.conf, self.store, house.exporter, controller, self.running,
+                                   house.tiers)
         self.watched = False
 
     def path(self, image):
@@ -75,10 +80,20 @@ class Cloud:
             name, total_bytes(extents), len(extents), 4096, 'nova', 'marker', 1.0, 'login:')))
 
     def build(self, image, inherits=False):
-        job = self.jobs.begin(image)
-        if inherits:
-            assert self.work.inherit(self.facts[image], job)
-        self.states.guarded(job, lambda: self.work.build_again(job))
+        job, ended, failures = ImageJob(image, Step.BUILD), threading.Event(), []
+
+        def build():
+            try:
+                if inherits:
+                    assert self.work.inherit(self.facts[image], job)
+                self.work.build(self.facts.get(image), job)
+            except exception.Cancelled:
+                pass
+            except Exception as error:
+                failures.append(error)
+
+        assert self.running.start(job, 'one', build, ended.set)
+        assert ended.wait(60) and failures == []
         manifest = self.store.load(image)
         assert manifest.made.cache_image is not None, manifest.reason
         return manifest
@@ -89,7 +104,7 @@ class Cloud:
         return {**answer, 'server': ['127.0.0.1', self.way.port]}
 
     def stop(self):
-        self.jobs.stop()
+        self.running.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from oslo_config import cfg
 
 from bootcache import naming
 from bootcache.manifest import Made, Manifest, Standing
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.images.policy import ImageFacts
 
 MIB = 1 << 20
 # Not a whole number of Ceph's objects.

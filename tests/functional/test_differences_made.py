@@ -19,6 +19,7 @@ from tiers_house import memory as memory
 
 from bootcache import difference
 from bootcache.rpc.messages import BootAction, PlanBoot
+from glance_bootcache import snapshotrules
 
 
 def test_its_files_are_those_of_its_cache_image(cloud, child):
@@ -46,7 +47,10 @@ def made_meanwhile(monkeypatch, do):
     monkeypatch.setattr(difference, 'make', made)
 
 
-def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypatch):
+@pytest.mark.parametrize('seconds, action', [(snapshotrules.BUILD_SECONDS, 'wait'), (0.0, 'cache')])
+def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypatch, seconds,
+                                                                action):
+    monkeypatch.setattr(snapshotrules, 'BUILD_SECONDS', seconds)
     answers = []
 
     def ask(server):
@@ -55,15 +59,13 @@ def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypat
     def look():
         ask('server')
         ask('')
-        cloud.jobs.of(CHILD).wait_for_build(0.0)
-        ask('server')
 
     made_meanwhile(monkeypatch, look)
     assert cloud.store.load_difference(cloud.build(CHILD, inherits=True)) is not None
     ask('server')
     # Its servers wait, not for ever; what is no server's does not.
-    assert [answer['action'] for answer in answers] == ['wait', 'cache', 'cache', 'cache']
-    assert ['difference' in answer for answer in answers] == [False] * 3 + [True]
+    assert [answer['action'] for answer in answers] == [action, 'cache', 'cache']
+    assert ['difference' in answer for answer in answers] == [False, False, True]
 
 
 def test_of_a_later_one_the_older_is_told_with_its_difference_until_both_are_there(
@@ -79,7 +81,7 @@ def test_of_a_later_one_the_older_is_told_with_its_difference_until_both_are_the
 
 
 def test_a_snapshot_that_goes_meanwhile_leaves_none(cloud, monkeypatch):
-    made_meanwhile(monkeypatch, lambda: cloud.jobs.cancel(CHILD))
+    made_meanwhile(monkeypatch, lambda: cloud.running.cancel(CHILD))
     manifest = cloud.build(CHILD, inherits=True)
     assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
     assert cloud.store.load_difference(manifest) is None

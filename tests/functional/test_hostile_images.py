@@ -30,7 +30,13 @@ from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
-from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.images.deletions import Deletions
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.publishing import StatePublisher
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.running import Running
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
@@ -98,14 +104,20 @@ class Service:
         self.store = ImageStore(conf.bootcache.state_dir)
         self.exporter = Exporters(conf, self.store.state_path('clients.json'))
         self.exporter.start()
-        database = start.wait_for(conf)
-        self.tiers = StorageTiers(conf, self.store, self.exporter, LastUses(database))
-        self.tiers.start([])
-        self.manager = Manager(conf, self.store, self.glance, self.exporter, self.tiers,
-                               NoServers(), ReportedNeeds(database),
-                               Hosts(self.store, self.tiers, Orders(database)))
-        self.events = ImageEvents(self.changed, self.deleted,
-                                  self.manager.fewer_see)
+        database, nova = start.wait_for(conf), NoServers()
+        tiers = StorageTiers(conf, self.store, self.exporter, LastUses(database))
+        tiers.start([])
+        self.running = Running(conf.bootcache.concurrent_builds)
+        retiring = Retiring(self.store, self.exporter, tiers, nova, ReportedNeeds(database),
+                            Hosts(self.store, tiers, Orders(database)))
+        work = ImageWork(conf, self.store, self.glance, self.exporter, tiers, nova,
+                         DiskRoom(self.store, self.running, self.exporter, tiers), retiring)
+        self.controller = Controller(conf, self.store, self.glance, work, self.running, retiring,
+                                     Deletions(0, self.store, self.glance),
+                                     StatePublisher(conf, self.glance))
+        self.controller.start()
+        self.events = ImageEvents(self.controller.image_changed, self.controller.image_deleted,
+                                  self.controller.member_removed)
 
     def register(self, disk_format, make):
         """Have Glance tell of an image that has just become active; return its id."""
@@ -124,7 +136,8 @@ class Service:
     def settle(self):
         """Wait until nothing is in hand."""
         # All of them take a minute of CPU.
-        until(lambda: not self.manager.jobs._jobs, 'the end of all jobs', patience=800)
+        until(lambda: self.controller.queue.is_idle() and not self.running.images()
+              and self.controller.queue.is_idle(), 'the end of all steps', patience=800)
 
     def left(self, image_id):
         """Return what there is of an image besides its manifest."""
@@ -143,7 +156,7 @@ class Service:
             handle.shutdown()
 
     def stop(self):
-        self.manager.stop()
+        self.controller.stop()
         self.exporter.common._daemon.stop()
 
 

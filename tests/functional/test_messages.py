@@ -66,7 +66,7 @@ from bootcache.rpc.transport import get_transport
 from bootcache.tier import Medium
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
-from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc import validation
 from glance_bootcache.rpc.endpoints import Endpoints
@@ -110,7 +110,7 @@ class Neighbours:
                 raise RuntimeError('out of order')
             if name == 'report_profile' and arguments[0].image_id != IMAGE:
                 raise exception.InvalidWorkingSet('outside')
-            return {'plan_boot': STOCK, 'forget': True,
+            return {'plan_boot': STOCK,
                     'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
                     'get_working_set': None, 'pin': True, 'offer': ExchangeOffer(b'torrent',
                         (('192.0.2.1', 1),)),
@@ -121,7 +121,8 @@ class Neighbours:
                     'report': HoldingsAnswer((IMAGE,)),
                     'describe': [{'host': 'one', 'seen': 1.5}],
                     'bases': {'seen': 1.5, 'bases': None},
-                    'image_hosts': {'storage': 'disk', 'hosts': []}, 'evict': ['one'],
+                    'image_hosts': {'storage': 'disk', 'hosts': []},
+                    'evict': ['one'] if len(arguments) > 1 else True,
                     'warm': [{'aggregate': 'racks', 'done': False}],
                     'progress': [{'aggregate': 'racks', 'done': True}]}.get(name)
         return method
@@ -170,7 +171,7 @@ def manager(conf):
     """A manager that is served, and its neighbours."""
     manager = Neighbours()
     parts = [Neighbour(manager, real) for real in (
-        Manager, ReportedBoots, Hosts, Operators, Warming)]
+        Controller, ReportedBoots, Hosts, Operators, Warming)]
     manager.rejected = RejectedMessages()
     server = validation.get_server(get_transport(conf), 'storage',
                                    Endpoints(*parts, Unheard(), manager.rejected,
@@ -235,9 +236,9 @@ def whole(name, message, **named):
     (ListImages(), ('list_images', (None,), {}), [{'image_id': IMAGE}]),
     (GetImage(IMAGE), ('get_image', (IMAGE,), {}), {'image_id': IMAGE}),
     (GetWorkingSet(IMAGE), ('get_working_set', (IMAGE,), {}), None),
-    (BuildImage(IMAGE), ('consider', (IMAGE,), {'forced': True}), None),
-    (DeleteImage(IMAGE), ('forget', (IMAGE,), {'held': True}), True),
-    (ImageRegistered(IMAGE), ('consider', (IMAGE,), {}), None)])
+    (BuildImage(IMAGE), ('build', (IMAGE,), {}), None),
+    (DeleteImage(IMAGE), ('evict', (IMAGE,), {}), True),
+    (ImageRegistered(IMAGE), ('image_changed', (IMAGE,), {}), None)])
 def test_every_message_reaches_the_manager(conf, manager, message, reached, answer):
     assert StorageClient(conf).send(message) == answer
     assert manager.calls.get(timeout=PATIENCE) == reached

@@ -7,13 +7,11 @@ from functional_tools import until
 from real_glance import ADMIN, Glance
 
 from bootcache import conf as bootcache_conf
-from bootcache.manifest import Manifest, Standing
+from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.reasons import Cause, Reason
 from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.images import Images, changed_at
-from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.statuspublisher import GlanceStatusPublisher
-from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.images.publishing import StatePublisher
 
 CONTENT = b'\0' * 65536
 
@@ -25,28 +23,20 @@ class Service:
         self._glance = glance
         self.images = Images.__new__(Images)
         self.images._client = glance.client(ADMIN)
-        self.store, self.later = ImageStore(conf.bootcache.state_dir), 0
-        self._jobs = Jobs(1, self.store.lock)
-        self.publisher = GlanceStatusPublisher(conf, self.store, self.images, self._jobs,
-                                               lambda: time.time() + self.later)
+        self.later = 0
+        self._publisher = StatePublisher(conf, self.images, lambda: time.time() + self.later)
 
     def upload(self, **properties):
-        image = self._glance.upload(CONTENT, **properties)
-        self.know(image)
-        return image
+        return self._glance.upload(CONTENT, **properties)
 
-    def know(self, image):
-        self.store.save(Manifest(image, Standing.FAILED, Cause(Reason.FAILED, 'why')))
-        self.look(image)
-
-    def look(self, image):
-        self.publisher.note_seen(self.images.get(image))
+    def publish(self, image):
+        """Look at an image that has failed; return whether that is to be done again."""
+        again = self._publisher.publish(self.images.get(image), Manifest(
+            image, Standing.FAILED, Cause(Reason.FAILED, 'why')), ImageState.FAILED)
+        return again is not None
 
     def shown(self, image):
         return self._glance.client().images.get(image).get('bootcache_state')
-
-    def stop(self):
-        self._jobs.stop()
 
 
 @pytest.fixture(scope='module')
@@ -64,15 +54,12 @@ def glance(tmp_path_factory):
 @pytest.fixture
 def service(glance, storage_conf):
     storage_conf.set_override('show_state_after', 0, bootcache_conf.GROUP)
-    service = Service(storage_conf, glance)
-    yield service
-    service.stop()
+    return Service(storage_conf, glance)
 
 
 def test_an_image_with_as_many_properties_as_glance_allows(service, caplog):
     image = service.upload(one='1', two='2', three='3')
-    for _round in range(5):
-        service.publisher.publish(service.store.manifests())
+    assert [service.publish(image) for _round in range(4)] == [True, True, False, False]
     assert service.shown(image) is None
     (line,) = [line for line in caplog.messages if image in line]
     assert '[DEFAULT]image_property_quota of glance-api.conf' in line
@@ -80,8 +67,7 @@ def test_an_image_with_as_many_properties_as_glance_allows(service, caplog):
     changed = changed_at(service.images.get(image))
     until(lambda: time.time() >= changed + 1, 'the next second')
     service._glance.client().images.update(image, remove_props=['one', 'two'])
-    service.look(image)
-    service.publisher.publish(service.store.manifests())
+    assert not service.publish(image)
     assert service.shown(image) == 'failed'
 
 
@@ -92,11 +78,10 @@ def test_an_image_without_a_hash_is_left_alone_for_an_hour(service, glance):
         stream.write(CONTENT)
     glance.add_location(image, location_of('file', image))
     glance.wait(image, 'active', hashed=False)
-    service.know(image)
-    service.publisher.publish(service.store.manifests())
+    assert service.publish(image)
     assert service.shown(image) is None
     service.later = 3601
-    service.publisher.publish(service.store.manifests())
+    assert not service.publish(image)
     assert service.shown(image) == 'failed'
 
 
@@ -105,9 +90,9 @@ def test_an_image_that_glance_is_at_work_on_is_left_alone(service, glance, first
     image = service.upload()
     names = {'os_glance_import_task': 'a-task', 'os_glance_importing_to_stores': 'other'}
     glance.note(image, first, names[first])
-    service.publisher.publish(service.store.manifests())
+    assert service.publish(image)
     assert service.shown(image) is None
     # It notifies nothing when it is done.
     glance.note(image, first, None)
-    service.publisher.publish(service.store.manifests())
+    assert not service.publish(image)
     assert service.shown(image) == 'failed'

@@ -20,8 +20,8 @@ from bootcache.storagedaemon import UnixListener
 from bootcache.workingset import Extent
 from glance_bootcache.db import start
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.readerrors import ReadErrors
+from glance_bootcache.images.running import Running
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -37,12 +37,10 @@ def service(node, storage_conf):
     store = ImageStore(storage_conf.bootcache.state_dir)
     tiers = StorageTiers(storage_conf, store, node.exporter,
                          LastUses(start.wait_for(storage_conf)))
-    jobs = Jobs(1, store.lock)
-    errors = ReadErrors(store, node.exporter, tiers, jobs, CephBases(storage_conf))
+    errors = ReadErrors(store, node.exporter, tiers, Running(1), CephBases(storage_conf))
     errors.store, errors.tiers = store, tiers
     yield errors
     errors.stop()
-    jobs.stop()
     tiers.stop()
 
 

@@ -12,14 +12,17 @@ from tiers_house import MIB, flip
 from tiers_house import house as house  # the fixture
 from tiers_house import memory as memory  # likewise
 
-from bootcache import steps
+from bootcache import exception, steps
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.tier import Medium
 from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.imagefacts import ImageFacts
+from glance_bootcache.images import policy
 from glance_bootcache.images.imagework import ImageWork
-from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.states import States
+from glance_bootcache.images.policy import Step
+from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.tiers import Content
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -31,12 +34,10 @@ class Rebuilding:
 
     def __init__(self, house, base):
         self._house = house
-        self._jobs = Jobs(1, house.store.lock)
         # Glance and Nova, who are not asked, are not there.
-        self._states = States(house.store, self._jobs)
         self._work = ImageWork(
-            house.conf, house.store, None, house.exporter, house.tiers, None, self._states,
-            DiskRoom(house.store, self._jobs, house.exporter, house.tiers), None)
+            house.conf, house.store, None, house.exporter, house.tiers, None,
+            DiskRoom(house.store, Running(1), house.exporter, house.tiers), None)
         os.makedirs(house.store.directory(IMAGE))
         name = house.store.save_working_set(IMAGE, WorkingSet(
             IMAGE, 'sha512:ab', SIZE, 65536, (Extent(MIB, MIB), Extent(0, MIB))))
@@ -48,19 +49,18 @@ class Rebuilding:
 
     def build(self):
         """Build it; return the manifest."""
-        job = self._jobs.begin(IMAGE)
-        self._states.guarded(job, lambda: self._work.build_again(job))
+        image = ImageFacts(IMAGE, 'active', 'raw', 'bare', SIZE, 'sha512:ab', 0, 0, {})
+        try:
+            self._work.do(ImageJob(IMAGE, Step.BUILD), image)
+        except exception.BuildFailed as error:
+            failed = error
+            self._house.store.change(IMAGE, lambda known: policy.failed(known, failed))
         return self._house.store.load(IMAGE)
-
-    def stop(self):
-        self._jobs.stop()
 
 
 @pytest.fixture
 def rebuilding(house, directory, make_base):
-    rebuilding = Rebuilding(house, make_base(f'{directory}/base', SIZE, [(0, SIZE, 'data')]))
-    yield rebuilding
-    rebuilding.stop()
+    return Rebuilding(house, make_base(f'{directory}/base', SIZE, [(0, SIZE, 'data')]))
 
 
 @pytest.mark.parametrize('medium', list(Medium))

@@ -12,15 +12,13 @@ from tiers_house import memory as memory  # likewise
 
 from bootcache import exception, tier
 from bootcache.tier import Medium
-from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
 
 
 @pytest.fixture
 def room(house):
-    jobs = Jobs(1, house.store.lock)
-    yield DiskRoom(house.store, jobs, house.exporter, house.tiers)
-    jobs.stop()
+    return DiskRoom(house.store, Running(1), house.exporter, house.tiers)
 
 
 @pytest.mark.parametrize('medium', list(Medium))

@@ -165,16 +165,30 @@ def made_house(storage_conf, no_qemu, database):
 
         def looked():
             """Wait until all that is due was looked at; steps that read or record may go on."""
-            house.controller.queue.wake()
-            fakes_manager.until(lambda: house.controller.queue.is_idle() and not any(
-                job.step == Step.RETIRE for image in house.running.images()
-                if (job := house.running.of(image)) is not None), 'a look')
+            queue = house.controller.queue
+
+            def is_looked():
+                # A step that ends has its image due before its turn is over.
+                with queue._changed:
+                    return queue.is_idle() and not house.running._looks._running and not any(
+                        job.step == Step.RETIRE for image in house.running.images()
+                        if (job := house.running.of(image)) is not None)
+
+            queue.wake()
+            fakes_manager.until(is_looked, 'a look')
 
         def settle():
-            house.controller.queue.wake()
-            fakes_manager.until(lambda: not house.running.images()
-                                and house.controller.queue.is_idle()
-                                and not house.running.images(), 'the end of all steps')
+            queue, running = house.controller.queue, house.running
+
+            def is_settled():
+                # Likewise.
+                with queue._changed:
+                    return queue.is_idle() and not running.images() and not any(
+                        turns._running for turns in (running._looks, running._recordings,
+                                                     running._builds, *running._bases.values()))
+
+            queue.wake()
+            fakes_manager.until(is_settled, 'the end of all steps')
 
         def then_looked(method):
             def call(*arguments):

@@ -17,12 +17,25 @@ from bootcache import exception, locks, properties
 from bootcache.tier import Eviction, Medium
 from bootcache.workingset import WorkingSet
 from glance_bootcache.glance.images import published
-from glance_bootcache.images.policy import ImageFacts
-from glance_bootcache.profileboot.job import ProfileReport
+from glance_bootcache.imagefacts import ImageFacts
+from glance_bootcache.images.policy import Step
+from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.storage.tiers import Content
 from glance_bootcache.warming.runner import Aggregate
 
 SIZE = 1 << 20
+
+
+@contextlib.contextmanager
+def in_hand(house, image):
+    """A step of an image that is under way while the block runs."""
+    end, job = threading.Event(), ImageJob(image, Step.BUILD)
+    assert house.running.start(job, 'one', lambda: end.wait(PATIENCE), lambda: None)
+    try:
+        yield
+    finally:
+        end.set()
+        until(lambda: house.running.of(image) is not job, 'the end of the step')
 
 
 def without_locks(*names):

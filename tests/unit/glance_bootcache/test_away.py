@@ -108,6 +108,6 @@ def test_an_image_that_glance_did_not_give_is_got_later(house, monkeypatch):
         house.changed(IMAGE)
         house.settle()
     assert house.state(IMAGE) == 'pending' and '503' in house.store.load(IMAGE).reason
-    house.changed(IMAGE, again=True)
+    house.later(3600)
     house.settle()
     assert house.state(IMAGE) == 'ready'

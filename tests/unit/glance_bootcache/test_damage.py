@@ -159,7 +159,7 @@ def test_asking_for_no_server_builds_nothing(ready):
 
 def test_a_file_that_was_replaced_meanwhile_is_not_damaged(ready, caplog):
     older = ready.store.load(IMAGE)
-    ready.manager.rebuild(IMAGE)
+    ready.controller.rebuild(IMAGE)
     ready.settle()
     assert older.made.cache_image.file != ready.store.load(IMAGE).made.cache_image.file
     assert ready.tiers.check(older) is Content.WRONG

@@ -10,9 +10,9 @@ import os
 import threading
 
 import pytest
-from fakes_manager import until
+from fakes_manager import in_hand, until
 
-from bootcache import exception, locks, tier
+from bootcache import exception, locks, properties, tier
 from bootcache.manifest import Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.tier import Eviction, Item, TierLimits
@@ -84,11 +84,11 @@ def test_the_file_goes_while_it_is_withdrawn_and_so_does_its_copy(ready):
 @pytest.mark.parametrize('what', ['a job', 'a newer one', 'a job that has replaced it'])
 def test_what_is_taken_in_hand_meanwhile_stays(ready, what):
     """The withdrawal may take a minute, and the image is anybody's meanwhile."""
-    newer, job = path(ready, IMAGE) + '.newer', []
+    newer, steps = path(ready, IMAGE) + '.newer', contextlib.ExitStack()
 
     def change(manifest):
         if 'job' in what:
-            job.append(ready.manager.jobs.begin(IMAGE))
+            steps.enter_context(in_hand(ready, IMAGE))
         if what != 'a job':
             with open(newer, 'w'):
                 pass
@@ -96,11 +96,10 @@ def test_what_is_taken_in_hand_meanwhile_stays(ready, what):
             ready.store.put(manifest.making(cache_image=info))
 
     ready.exporter.on_withdrawal, ready.tiers.forgotten = change, []
-    assert not ready.disk_room.evict(IMAGE)
-    assert path(ready) is not None and os.path.exists(path(ready))
-    assert ready.tiers.forgotten == [], 'its copy in memory stays, too'
-    for entry in job:
-        ready.manager.jobs.end(entry)
+    with steps:
+        assert not ready.disk_room.evict(IMAGE)
+        assert path(ready) is not None and os.path.exists(path(ready))
+        assert ready.tiers.forgotten == [], 'its copy in memory stays, too'
 
 
 @pytest.mark.parametrize('gone', ['cache image', 'image'])
@@ -119,11 +118,10 @@ def test_one_that_is_fetched_or_in_hand_stays(ready):
     ready.exporter.fetching.add(IMAGE)
     assert not ready.disk_room.evict(IMAGE)
     ready.exporter.fetching.clear()
-    job = ready.manager.jobs.begin(IMAGE)
     asked = []
     ready.exporter.on_withdrawal = asked.append
-    assert not ready.disk_room.evict(IMAGE) and asked == []
-    ready.manager.jobs.end(job)
+    with in_hand(ready, IMAGE):
+        assert not ready.disk_room.evict(IMAGE) and asked == []
     assert ready.disk_room.evict(IMAGE)
     until(lambda: ready.state(IMAGE) == 'served', 'what is shown')
 
@@ -194,21 +192,24 @@ def test_a_build_that_cost_the_older_one_is_tried_again_by_itself(full, monkeypa
                                                                   had_room):
     """The image had one that served, and is not left without any; else the older one serves on."""
     full.store.change(OTHER, lambda manifest: manifest.wishing(pinned=True))
-    job = full.manager.jobs.begin(IMAGE)
 
-    def build():
-        with full.disk_room.kept(IMAGE, 20 if had_room else 60):
-            raise error
+    def building():
+        raise error
 
-    full.manager._states.guarded(job, build)
+    full.qemu.building = building
+    # Another quota than it was built with.
+    monkeypatch.setattr(properties, 'MIN_QUOTA', 1)
+    full.images.put(IMAGE, quota='20' if had_room else '60')
+    full.changed(IMAGE)
+    full.settle()
     manifest = full.store.load(IMAGE)
     assert policy.is_put_off(manifest) is not had_room and 'ill' in manifest.reason
     if had_room:
         assert manifest.standing is Standing.DONE and os.path.exists(path(full))
         return
     monkeypatch.setattr(full.tiers, 'plan_disk', lambda *_arguments: Eviction(True, ()))
-    # As upkeep does after a while.
-    full.changed(IMAGE, again=True)
+    full.qemu.building = lambda: None
+    full.later(3600)
     full.settle()
     assert os.path.exists(path(full)) and full.state(IMAGE) == 'ready'
 
@@ -221,8 +222,7 @@ def test_the_older_one_goes_first_where_there_is_no_room_for_both(full, what):
         full.store.change(IMAGE, lambda manifest: manifest.wishing(pinned=True))
     elif what == 'fetched':
         full.exporter.fetching.add(IMAGE)
-    job = full.manager.jobs.begin(IMAGE)
-    try:
+    with in_hand(full, IMAGE):
         if what == 'other':
             with room.kept(IMAGE, 60):
                 assert path(full) is None and not os.path.exists(older)
@@ -234,5 +234,3 @@ def test_the_older_one_goes_first_where_there_is_no_room_for_both(full, what):
                 pass
             assert path(full) == older and os.path.exists(older), 'nothing is gained by it'
         assert path(full, OTHER) is not None
-    finally:
-        full.manager.jobs.end(job)

@@ -74,5 +74,5 @@ def test_an_image_is_not_forgotten_before_hosts_can_be_told(house, database):
         house.settle()
         assert house.store.load(IMAGES[0]) is not None
         assert 'locked' in house.operators.get_image(IMAGES[0])['kept_for'][0]
-    house.retiring.retry()
+    house.later(3600)
     assert house.store.load(IMAGES[0]) is None and Orders(database).is_for_all(IMAGES[0])

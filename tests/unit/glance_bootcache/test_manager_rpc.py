@@ -188,6 +188,7 @@ def test_no_more_versions_than_the_operator_wants(house):
 
 def test_without_profile_boots_registering_serves_the_base(house):
     house.conf.set_override('profile_boots', False, 'bootcache')
+    house.restart()
     house.images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
@@ -374,9 +375,11 @@ def test_endpoints_hand_on(house, job):
     assert endpoints.serve_stored({}, upper, 'host')['export'] == f'stored-{IMAGE}'
     del house.images.images[IMAGE]
     endpoints.image_registered({}, IMAGE)
+    house.looked()
     assert endpoints.get_image({}, IMAGE)['state'] == 'skipped'
     # Glance notified no deletion, and has no other image.
     assert endpoints.delete_image({}, IMAGE) is True
+    house.looked()
     assert endpoints.get_image({}, IMAGE) is None
 
 

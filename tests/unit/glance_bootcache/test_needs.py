@@ -4,6 +4,7 @@ import sqlite3
 
 import pytest
 from fakes_clock import Clock
+from fakes_manager import in_hand
 
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
@@ -286,7 +287,6 @@ def test_an_exporter_that_hangs_keeps_no_other_image_from_being_served(house, mo
 
 def test_an_image_that_is_worked_on_is_not_idle(house):
     base(house, IMAGE, Standing.WANTED)
-    house.manager.jobs._jobs[IMAGE] = object()
-    house.upkeep.keep_needed(house.store.manifests())
-    assert house.exporter.idle == []
-    house.manager.jobs._jobs.clear()
+    with in_hand(house, IMAGE):
+        house.upkeep.keep_needed(house.store.manifests())
+        assert house.exporter.idle == []

@@ -13,7 +13,7 @@ from bootcache import exception
 from bootcache.properties import Policy
 from bootcache.rpc import messages
 from bootcache.workingset import WorkingSet
-from glance_bootcache.images.policy import ImageFacts
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.profileboot import throughnova
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots

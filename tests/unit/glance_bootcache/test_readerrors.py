@@ -166,7 +166,7 @@ def errors(house, tmp_path):
     log = tmp_path / 'log'
     log.touch()
     exporter = Exporter(str(log))
-    errors = ReadErrors(house.store, exporter, house.tiers, house.manager.jobs,
+    errors = ReadErrors(house.store, exporter, house.tiers, house.running,
                         CephBases(house.conf))
 
     def loops(image_id):

@@ -2,6 +2,7 @@
 
 import pytest
 from fakes_clock import Clock
+from fakes_manager import in_hand
 
 from bootcache import exception, tier
 from bootcache.cachelayout import Compression
@@ -66,10 +67,10 @@ def test_back_again(changed):
 
 
 def test_not_while_something_else_is_in_hand(changed):
-    job = changed.manager.jobs.begin(IMAGES[0])
     builds = len(changed.qemu.builds)
-    changed.upkeep.recompress(changed.store.manifests())
-    changed.manager.jobs.end(job)
+    with in_hand(changed, IMAGES[0]):
+        changed.upkeep.recompress(changed.store.manifests())
+    changed.settle()
     assert len(changed.qemu.builds) == builds
 
 

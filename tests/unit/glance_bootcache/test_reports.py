@@ -429,10 +429,11 @@ def test_a_set_that_was_refined_is_built_from_after_a_restart(cold, monkeypatch,
     assert before.built_from == before.working_set.file
 
     def stop():
+        cold.controller.stop(wait=False)
         raise exception.Cancelled('the service ends')
 
     if ends == 'before its building':
-        monkeypatch.setattr(cold.manager, 'rebuild', lambda image_id: False)
+        monkeypatch.setattr(cold.controller.queue, 'add', lambda image_id: True)
     else:
         cold.qemu.building = stop
     assert boot(cold, [KNOWN, MORE], server='whole') == 2

@@ -7,8 +7,8 @@ from bootcache import exception, properties
 from bootcache.manifest import ImageState
 from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache.glance import tenants
+from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import policy
-from glance_bootcache.images.policy import ImageFacts
 from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

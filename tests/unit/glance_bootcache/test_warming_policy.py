@@ -67,10 +67,10 @@ def test_later_builds_warm_nobody(policy, again):
         name = {'marker': 'boot_marker', 'property': 'other'}.get(again, again)
         make_ready(policy, **{name: '1MiB'})
     elif again == 'refined':
-        policy.manager.rebuild(IMAGE)
+        policy.controller.rebuild(IMAGE)
     elif again == 'evicted':
         assert policy.disk_room.evict(IMAGE)
-        policy.manager.rebuild(IMAGE)
+        policy.controller.rebuild(IMAGE)
     else:
         policy.restart()
         policy.recover()
@@ -131,7 +131,7 @@ def test_what_is_done_while_it_is_built_again_stays_done(policy):
         policy.store.change(IMAGE, runner._is_warm)
 
     policy.qemu.building = building
-    policy.manager.rebuild(IMAGE)
+    policy.controller.rebuild(IMAGE)
     policy.settle()
     assert policy.state(IMAGE) == 'ready' and policy.store.load(IMAGE).wished.warm_due is False
 
@@ -144,7 +144,7 @@ def test_what_is_without_a_cache_image_for_a_while_is_warmed_later(policy):
     policy.disk_room.evict(IMAGE)
     scan(policy)
     assert policy.store.load(IMAGE).wished.warm_due and policy.warming.progress(IMAGE) == []
-    policy.manager.rebuild(IMAGE)
+    policy.controller.rebuild(IMAGE)
     policy.settle()
     scan(policy)
     assert [hosts for hosts, _image in policy.nova.asked] == [('one', 'two')] * 2
@@ -169,6 +169,7 @@ def test_a_restart_in_between_loses_nothing(policy):
 
 def test_the_first_boot_of_a_server_makes_it_ready(policy):
     policy.conf.set_override('profile_boots', False, 'bootcache')
+    policy.restart()
     policy.images.put(IMAGE)
     policy.changed(IMAGE)
     policy.settle()

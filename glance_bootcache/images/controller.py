@@ -349,9 +349,6 @@ class Controller:
         try:
             image = self._ask_glance(image_id)
         except Exception:
-            with self._lock:
-                self._asked_for.update({image_id: True} if boots else {})
-                self._announced.update({image_id: True} if announced else {})
             if record is not None:
                 self._act(Decision(record, policy.retirement(record)), None)
             raise

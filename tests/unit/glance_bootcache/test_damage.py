@@ -1,6 +1,6 @@
 """A cache image that is damaged on storage disk is built again from its working set.
 
-The tiers are real, without a memory tier; the neighbours are stand-ins, see test_manager.py.
+The tiers are real, without a memory tier; the neighbours are stand-ins, see test_controller.py.
 tests/functional/test_storage_tiers.py has damage that is found on the way to memory.
 """
 

@@ -1,6 +1,6 @@
 """Cache images leave storage disk: nobody waits meanwhile, and no file goes that is served.
 
-The neighbours are stand-ins, see test_manager.py; tests/functional/test_withdrawal.py has a real
+The neighbours are stand-ins, see test_controller.py; tests/functional/test_withdrawal.py has a real
 exporter.
 """
 

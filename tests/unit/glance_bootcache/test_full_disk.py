@@ -1,6 +1,6 @@
 """Changes of images while the disk is full, or Glance away: followed when that is over.
 
-The neighbours are stand-ins, see test_manager.py; tools/faults.sh fills a file system.
+The neighbours are stand-ins, see test_controller.py; tools/faults.sh fills a file system.
 """
 
 import errno

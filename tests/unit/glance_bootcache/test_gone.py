@@ -1,6 +1,6 @@
 """What the storage service knows of images goes with them: it runs on while they come and go.
 
-The tiers are real, without a memory tier; the neighbours are stand-ins, see test_manager.py.
+The tiers are real, without a memory tier; the neighbours are stand-ins, see test_controller.py.
 """
 
 import os

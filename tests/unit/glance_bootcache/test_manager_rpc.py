@@ -1,4 +1,4 @@
-"""What compute hosts ask and report. The neighbours are stand-ins, see test_manager.py."""
+"""What compute hosts ask and report. The neighbours are stand-ins, see test_controller.py."""
 
 import dataclasses
 import threading

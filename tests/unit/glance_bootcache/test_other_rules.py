@@ -1,6 +1,6 @@
 """Images that were accepted by other rules than those of now: revoked, looked at again, rebuilt.
 
-The neighbours are stand-ins, see test_manager.py."""
+The neighbours are stand-ins, see test_controller.py."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Signed images: the storage service verifies them once, with cursive, and serves what is right.
 
-Keys, signatures and cursive are real; see signing.py for the key manager, test_manager.py for the
+Keys, signatures and cursive are real; see signing.py for the key manager, test_controller.py for the
 other neighbours."""
 
 import contextlib

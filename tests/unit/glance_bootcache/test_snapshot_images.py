@@ -1,6 +1,6 @@
 """Snapshots of servers as images: nothing until a server boots, then their parent's working set.
 
-The neighbours are stand-ins, see test_manager.py.
+The neighbours are stand-ins, see test_controller.py.
 """
 
 import dataclasses

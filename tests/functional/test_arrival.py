@@ -204,7 +204,7 @@ def test_the_gateway_dies_in_the_midst(host, node, directory):
     assert host.needs.is_arriving(IMAGE)
     os.kill(host.gateway.daemon.pid(), signal.SIGKILL)
     assert host.arrivals.wait(IMAGE, 60)
-    host.once()
+    host.upkeep.once()
     compare(f'{directory}/disk', node)
     # Upkeep, which sees an empty one, has fetched it anew.
     assert host.cache.entry(IMAGE).cache_image is not None
@@ -237,7 +237,7 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
     assert host.cache.entry(IMAGE).cache_image is None
     host.service.extra = {'server': ['127.0.0.1', node.conf.export_port]}
     reached(host, IMAGE)
-    until(lambda: host.gateway.daemon.nodes() == nodes(host, 'g', 'n') or host.once(),
+    until(lambda: host.gateway.daemon.nodes() == nodes(host, 'g', 'n') or host.upkeep.once(),
           'that the gateway has let go of it')
     compare(f'{directory}/disk', node)
 
@@ -285,12 +285,12 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
     os.kill(way.process.pid, signal.SIGSTOP)
     try:
         until(lambda: not host.needs.is_arriving(IMAGE), 'the end of the arrival')
-        until(lambda: not daemonjobs.is_there(host.gateway.daemon, job) or host.once(),
+        until(lambda: not daemonjobs.is_there(host.gateway.daemon, job) or host.upkeep.once(),
               'that the job is gone')
     finally:
         os.kill(way.process.pid, signal.SIGCONT)
-    host.once()
-    until(lambda: host.gateway.daemon.nodes() == nodes(host, 'g', 'n') or host.once(),
+    host.upkeep.once()
+    until(lambda: host.gateway.daemon.nodes() == nodes(host, 'g', 'n') or host.upkeep.once(),
           'that the gateway has let go of it')
     compare(f'{directory}/disk', node)
 

@@ -174,7 +174,7 @@ def test_the_whole_cache_image_takes_the_empty_ones_place(hosts, node, directory
     empty = os.stat(host.cache.path(IMAGE)).st_ino
     node.build(*SET)
     with open(host.cache.path(IMAGE), 'rb') as opened:
-        host.once()
+        host.upkeep.once()
         assert host.cache.entry(IMAGE).cache_image is not None
         assert os.stat(host.cache.path(IMAGE)).st_ino != empty
         # Who runs from the old one goes on with it.
@@ -306,7 +306,7 @@ def test_a_restarted_gateway_has_no_stores(hosts, node, directory):
     boot(host, f'{directory}/disk')
     read(host, 3 * MIB, MIB)
     host.gateway.daemon.stop()
-    host.once()
+    host.upkeep.once()
     assert host.below.stores.stores() == []
     assert not any(name.endswith('.store') for name in os.listdir(host.cache.directory))
     compare(f'{directory}/disk', node)

@@ -109,7 +109,7 @@ def test_where_a_server_stands_on_it_new_ones_go_the_stock_way(host, node, direc
     # Its own next start fails clearly, as its base is nowhere any more.
     with pytest.raises(exception.BootcacheError, match='has another content now'):
         host.chains.keep_chain(IMAGE, f'{directory}/one')
-    host.once()
+    host.upkeep.once()
     assert host.cache.entry(IMAGE) == before
     # The database is put right: it goes on.
     node.exporter.retire(IMAGE, with_base=True)

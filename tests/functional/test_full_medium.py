@@ -147,7 +147,7 @@ def test_clusters_that_no_file_system_gives_back_are_not_waited_for(
     written, write = [], GrowingStore.write_tables
     monkeypatch.setattr(GrowingStore, 'write_tables', lambda store: written.append(write(store)))
     for _round in range(3):
-        host.once()
+        host.upkeep.once()
     assert len(written) == 1 and store.size() + 2 * MIB < on_disk(store) < 12 * MIB
     assert server.pread(SIZE, 0) == data
     server.shutdown()
@@ -167,7 +167,7 @@ def test_a_store_that_stopped_gives_back_what_it_was_to_grow_into(
     store = host.below.stores.get(IMAGE)
     server = reader(host)
     assert server.pread(MIB, 3 * MIB) == data[3 * MIB:4 * MIB]
-    host.once()
+    host.upkeep.once()
     assert on_disk(store) == 16 * MIB and store.grows
     if is_killed:
         # Nobody looks at it any more, and it grows on.
@@ -175,10 +175,10 @@ def test_a_store_that_stopped_gives_back_what_it_was_to_grow_into(
         host = hosts(store_quota='16MiB')
     else:
         store.stop_growing()
-    host.once()
+    host.upkeep.once()
     assert MIB < store.size() <= on_disk(store) < store.size() + 65536
     assert server.pread(SIZE, 0) == data
-    host.once()
+    host.upkeep.once()
     assert on_disk(store) < store.size() + 65536
     # Its tables and what it has are whole.
     qemu_img('check', '-U', '-f', 'qcow2', store.path)

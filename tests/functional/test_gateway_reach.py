@@ -76,7 +76,7 @@ def test_a_frozen_storage_node_does_not_hold_the_gateway_up(hosts, node, directo
         with pytest.raises(exception.StorageNodeAway, match='cannot be reached'):
             host.gateway.ensure_base(node.remote())
         assert host.gateway.daemon.exports() == {} and host.gateway.daemon.nodes() == set()
-        host.once()
+        host.upkeep.once()
     assert host.gateway.daemon.pid() == pid
     host.gateway.ensure_base(node.remote())
     assert host.gateway.serves(IMAGE)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bootcache import exception
 from bootcache.manifest import (
     IN_HAND,
+    VERSION,
     CacheInfo,
     ImageState,
     Made,
@@ -82,10 +83,10 @@ def test_what_is_in_hand():
 
 
 @pytest.mark.parametrize('change', [
-    {'version': 0}, {'version': 4}, {'version': '3'}, {'cause': 'why'},
+    {'version': 0}, {'version': VERSION + 1}, {'version': str(VERSION)}, {'cause': 'why'},
     {'cause': {'reason': 'odd', 'detail': ''}}, {'cause': {'reason': '', 'more': 1}},
-    {'version': None}, {'standing': 'ready'}, {'standing': None}, {'surprise': 1}, {'made': None},
-    {'made': {'surprise': 1}}, {'wished': 'x'}, {'wished': {'cache_image': None}}])
+    {'version': None}, {'standing': 'ready'}, {'standing': None}, {'goal': 'odd'}, {'surprise': 1},
+    {'made': None}, {'made': {'surprise': 1}}, {'wished': 'x'}, {'wished': {'cache_image': None}}])
 def test_a_damaged_document_is_refused(change):
     with pytest.raises(exception.InvalidManifest):
         Manifest.from_json({**FULL.to_json(), **change})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache.images.jobs import HOUR, Changes
+from glance_bootcache.images.turns import HOUR, Changes
 from glance_bootcache.storage import inspection
 
 
@@ -45,7 +45,6 @@ def image(number):
 def house(house):
     house.conf.set_override('changes_per_hour', 3, 'bootcache')
     house.restart()
-    house.manager._changes._clock = house.clock = Clock()
     return house
 
 
@@ -70,11 +69,10 @@ def test_the_fourth_waits_for_the_hour_and_another_owners_does_not(house):
     assert register(house, 9, owner='two').standing is done
     # Upkeep does not ask Glance about them in vain.
     house.recover()
-    house.images.get = lambda image_id: pytest.fail('asked')
-    house.upkeep.go_on(house.store.manifests())
-    del house.images.get
-    house.clock.now += HOUR
-    house.upkeep.go_on(house.store.manifests())
+    asked = []
+    house.images.get = asked.append
+    XXX
+    house.later(HOUR)
     house.settle()
     assert standing(house, range(5)) == [done] * 5
 
@@ -106,7 +104,7 @@ def test_what_is_done_again_is_not_counted(house, monkeypatch):
     """After an upgrade with other rules all images of an owner are looked at at once."""
     for number in range(3):
         register(house, number)
-    house.clock.now += HOUR
+    house.later(HOUR)
     for number in range(3, 6):
         register(house, number)
     monkeypatch.setattr(inspection, 'RULES', 2)
@@ -125,7 +123,6 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
     for number in range(10, 13):
         register(house, number)
     house.recover()
-    house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert standing(house, range(3)) == [Standing.DONE] * 3
     # One that waited, as there were too many, is.

@@ -1,19 +1,22 @@
 """Images of which the storage node could not make its part: they are tried again by themselves."""
 
+import itertools
 import os
 import shutil
 import types
 
 import pytest
-from fakes_clock import Clock
+from fakes_manager import until
 
 from bootcache import exception
-from bootcache.manifest import Made, Manifest, Standing
+from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images import policy
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+SET = WorkingSetInfo('set', 900, 3, 4096, 'servers', 'marker', 12.5, 'login:')
 ERRORS = [exception.StorageDaemonError('exporter: no answer'),
           exception.StorageDaemonBusy('exporter: it hangs'),
           OSError(28, 'No space left on device'),
@@ -40,40 +43,34 @@ def fail(house, errors):
 
 @pytest.mark.parametrize('error', ERRORS, ids=repr)
 def test_what_the_storage_node_could_not_do_is_tried_again(house, error):
-    clock = house.upkeep._put_off._clock = Clock()
-    house.upkeep.recovered = True
     fail(house, [error])
     register(house)
     manifest = house.store.load(IMAGE)
     assert policy.is_put_off(manifest) and str(error) in manifest.reason
     assert house.state(IMAGE) == 'pending'
-    house.upkeep.go_on(house.store.manifests())
-    clock.sleep(29)
-    house.upkeep.go_on(house.store.manifests())
+    house.later(29)
     house.settle()
     assert house.state(IMAGE) == 'pending'
-    clock.sleep(1)
-    house.upkeep.go_on(house.store.manifests())
+    house.later(1)
     house.settle()
     assert house.state(IMAGE) == 'ready' and house.store.load(IMAGE).reason == ''
 
 
 def test_the_pauses_grow_and_have_an_end(house):
-    clock = house.upkeep._put_off._clock = Clock()
-    house.upkeep.recovered = True
-    fail(house, [OSError(28, 'No space left on device') for _ in range(100)])
+    errors = [OSError(28, 'No space left on device') for _ in range(100)]
+    fail(house, errors)
     register(house)
-    began, tries = clock.now, []
-    while clock.now < began + 20_000:
-        recorded = len(house.boots.jobs)
-        house.upkeep.go_on(house.store.manifests())
+    began, tries = house.seconds.now, []
+    while house.seconds.now < began + 20_000:
+        left = len(errors)
+        house.later(30)
         house.settle()
-        if len(house.boots.jobs) > recorded:
-            tries.append(clock.now - began)
-        clock.sleep(30)
-    pauses = [after - before for before, after in zip([0, *tries], tries, strict=False)]
-    assert pauses[:4] == [30, 30, 60, 120]
+        if len(errors) < left:
+            tries.append(house.seconds.now - began)
+    pauses = [after - before for before, after in itertools.pairwise([0, *tries])]
+    assert pauses[:4] == [30, 60, 120, 240]
     assert max(pauses) == pauses[-1] == 3600
+    assert len(house.boots.jobs) == 1, 'what was recorded stays'
 
 
 def test_a_change_of_the_image_in_glance_does_not_try_again(house):
@@ -113,6 +110,60 @@ def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch)
     assert 'has no room' in manifest.reason and 'qemu-img create failed' in manifest.reason
 
 
+@pytest.fixture
+def full(house, monkeypatch):
+    """Fill the state directory's file system; the function that is returned makes room."""
+    def refuse(manifest):
+        raise OSError(28, 'No space left on device')
+
+    put = house.store.put
+
+    def fill():
+        monkeypatch.setattr(house.store, 'put', refuse)
+        return lambda: monkeypatch.setattr(house.store, 'put', put)
+
+    return fill
+
+
+@pytest.mark.parametrize('error', [exception.BuildFailed('x'), exception.ImageRefused('x'),
+                                   RuntimeError('x')], ids=repr)
+def test_a_failure_that_cannot_be_written_is_found_again(house, full, error, caplog):
+    def building():
+        make_room.append(full())
+        raise error
+
+    make_room = []
+    house.qemu.building = building
+    register(house)
+    assert 'what became of it cannot be written' in caplog.text
+    assert house.running.of(IMAGE) is None and len(house.qemu.builds) == 0
+    make_room.pop()()
+    house.qemu.building = lambda: None
+    house.later(30)
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+
+
+def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(house, full):
+    house.conf.set_override('concurrent_builds', 1, 'bootcache')
+    house.restart()
+    house.boots.gate.clear()
+    for image in (OTHER, IMAGE):
+        house.images.put(image)
+        house.changed(image)
+        until(lambda: house.boots.running, 'the recording of one')
+    until(lambda: house.running.is_waiting(IMAGE), 'the other waits for its turn')
+    make_room = full()
+    with pytest.raises(OSError, match='No space left'):
+        house.controller.set_working_set(house.store.load(IMAGE), SET)
+    make_room()
+    assert house.running.is_waiting(IMAGE)
+    house.boots.gate.set()
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+    assert house.store.load(IMAGE).made.working_set.recorded_by == 'nova'
+
+
 @pytest.mark.parametrize('where', ['exporter', 'manifest', 'stop'])
 def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
     """Each try left another one, which no quota counted: where the disk is full, that much more."""
@@ -122,8 +173,7 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
         elif where == 'manifest':
             monkeypatch.setattr(house.store, 'put', refuse)
         else:
-            house.running.of(IMAGE).cancel()
-            house.manager.jobs._stopping.set()
+            house.controller.stop(wait=False)
 
     put = house.store.put
 

@@ -10,14 +10,13 @@ HOLDINGS = {'images': {}, 'quotas': {'disk': 1}}
 
 def lonely(house):
     """The service right after its start: it has heard of no host."""
-    house.manager._has_hosts.clear()
+    house.controller._has_hosts.clear()
     return house
 
 
 def ready(house):
-    """Let the service's upkeep run, and wait until the image is ready."""
+    """Have the service recover, and wait until the image is ready."""
     house.recover()
-    house.upkeep.go_on(house.store.manifests())
     fakes_manager.until(lambda: house.state(IMAGE) == 'ready', 'ready')
     house.settle()
 
@@ -54,8 +53,7 @@ def test_while_it_waits_nobody_is_asked_again(house):
     asked = []
     real = house.images.get
     house.images.get = lambda image_id: asked.append(image_id) or real(image_id)
-    house.upkeep.recovered = True
-    house.upkeep.go_on(house.store.manifests())
+    house.later(24 * 3600)
     assert asked == []
     house.changed(IMAGE)
     assert asked == [IMAGE]
@@ -71,6 +69,7 @@ def test_what_waits_outlives_the_service(house):
 def test_a_build_that_is_ordered_waits_too(house):
     lonely(house).images.put(IMAGE)
     house.endpoints.build_image({}, IMAGE)
+    house.looked()
     assert house.operators.get_image(IMAGE)['reason'] == str(Cause(Reason.NO_HOST_REQUESTED))
     house.controller.host_reported()
     ready(house)
@@ -83,7 +82,6 @@ def test_an_image_that_is_skipped_meanwhile_stays_so(house):
     house.changed(IMAGE)
     house.controller.host_reported()
     house.recover()
-    house.upkeep.go_on(house.store.manifests())
     house.settle()
     assert house.state(IMAGE) == 'skipped' and not house.boots.jobs
 
@@ -101,6 +99,7 @@ def test_a_cache_image_that_serves_goes_on_serving(house):
 def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     """Images are not booted by themselves here, and this one is served already."""
     house.conf.set_override('profile_boots', False, 'bootcache')
+    house.restart()
     lonely(house).images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
@@ -109,15 +108,14 @@ def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     house.settle()
     house.restart()
     # Anything may change meanwhile.
-    lonely(house).manager.consider(IMAGE)
+    lonely(house).changed(IMAGE)
     found = house.operators.get_image(IMAGE)
     assert (found['state'], found['reason']) == ('pending', str(Cause(Reason.NO_HOST_REQUESTED)))
     house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
     house.boots.gate.clear()
     house.recover()
-    house.upkeep.go_on(house.store.manifests())
     fakes_manager.until(lambda: house.boots.jobs, 'a profile boot')
-    assert house.running.of(IMAGE).forced
+    assert house.store.load(IMAGE).wished.requested
     house.boots.gate.set()
     fakes_manager.until(lambda: house.state(IMAGE) == 'ready', 'ready')
     house.settle()

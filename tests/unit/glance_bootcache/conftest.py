@@ -119,7 +119,7 @@ def made_house(storage_conf, no_qemu, database):
             store=ImageStore(storage_conf.bootcache.state_dir))
         house.tiers = fakes_manager.FakeTiers(house.exporter, house.store)
 
-        def restart():
+        def restart(has_hosts=True):
             house.needs, house.orders = ReportedNeeds(database), Orders(database)
             house.writer = Writer(database, [house.needs.changes, house.orders.changes])
             house.table = Hosts(house.store, house.tiers, house.orders, house.seconds)
@@ -153,7 +153,8 @@ def made_house(storage_conf, no_qemu, database):
                 house.controller, house.hosts, house.table, house.operators, house.warming,
                 house.needs, house.rejected,
                 house.offers, fakes_manager.FakeSnapshots()), house.rejected)
-            house.controller.host_reported()
+            if has_hosts:
+                house.controller.host_reported()
             house.controller.start()
             stack.callback(give_up, house.controller, house.running)
 

@@ -10,7 +10,7 @@ HOLDINGS = {'images': {}, 'quotas': {'disk': 1}}
 
 def lonely(house):
     """The service right after its start: it has heard of no host."""
-    house.controller._has_hosts.clear()
+    house.restart(has_hosts=False)
     return house
 
 
@@ -69,7 +69,7 @@ def test_what_waits_outlives_the_service(house):
 def test_a_build_that_is_ordered_waits_too(house):
     lonely(house).images.put(IMAGE)
     house.endpoints.build_image({}, IMAGE)
-    house.looked()
+    house.settle()
     assert house.operators.get_image(IMAGE)['reason'] == str(Cause(Reason.NO_HOST_REQUESTED))
     house.controller.host_reported()
     ready(house)
@@ -99,14 +99,12 @@ def test_a_cache_image_that_serves_goes_on_serving(house):
 def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     """Images are not booted by themselves here, and this one is served already."""
     house.conf.set_override('profile_boots', False, 'bootcache')
-    house.restart()
     lonely(house).images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'served' and not house.boots.jobs
     house.build(IMAGE)
     house.settle()
-    house.restart()
     # Anything may change meanwhile.
     lonely(house).changed(IMAGE)
     found = house.operators.get_image(IMAGE)

@@ -83,7 +83,8 @@ class Controller:
         # A compute host with the driver was heard of, which can record boots.
         self._has_hosts = threading.Event()
         self._lock = threading.Lock()  # guards what follows; held for steps in memory
-        # Images without a record: those that hosts ask for, and those that Glance has told of.
+        # Images without a record that hosts ask for, and images that Glance has told of since they
+        # were looked at.
         self._asked_for: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ASKED_FOR)
         self._announced: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ANNOUNCED)
         # Images that Glance does not have, and of which there is no record.
@@ -129,9 +130,8 @@ class Controller:
         :raises ValueError: if the id is no UUID.
         """
         image_id = naming.canonical_image_id(image_id)
-        if self._store.known(image_id) is None:
-            with self._lock:
-                self._announced[image_id] = True
+        with self._lock:
+            self._announced[image_id] = True
         if not self.queue.add(image_id):
             LOG.error('image %s: its change is lost, as those of too many images wait; "bootcache'
                       ' image build %s" takes it up', image_id, image_id)
@@ -321,19 +321,26 @@ class Controller:
     def _reconcile(self, image_id: str) -> None:
         record = self._store.load(image_id)
         with self._lock:
-            boots, announced = image_id in self._asked_for, image_id in self._announced
+            boots = self._asked_for.pop(image_id, False)
+            announced = self._announced.pop(image_id, False)
         if record is None and not (boots or announced):
+            return
+        if record is not None and not announced and policy.waits_for_its_owner(record) \
+                and (left := self._changes.seconds_left(record.wished.owner)):
+            # There may be thousands: Glance is not asked in vain.
+            self.queue.add(image_id, left)
             return
         try:
             image = self._ask_glance(image_id)
         except Exception:
+            with self._lock:
+                self._asked_for.update({image_id: True} if boots else {})
+                self._announced.update({image_id: True} if announced else {})
             if record is not None:
                 self._act(Decision(record, policy.retirement(record)), None)
             raise
         with self._lock:
             self._unknown.pop(image_id, None)
-            self._asked_for.pop(image_id, None)
-            self._announced.pop(image_id, None)
             if image is None and record is None:
                 self._unknown[image_id] = True
         if image is None:

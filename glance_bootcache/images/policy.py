@@ -517,6 +517,12 @@ def failed(record: Manifest, error: Exception, is_without_older: bool = False) -
     return record.wishing(requested=False).standing_at(Standing.FAILED, cause, goal)
 
 
+def waits_for_its_owner(record: Manifest) -> bool:
+    """Tell whether nothing is done about an image until its owner may change another one."""
+    return record.cause.reason is Reason.TOO_MANY_CHANGES and not record.wished.requested \
+        and not record.is_missing
+
+
 def is_owners_change(image: ImageFacts, known: Manifest | None) -> bool:
     """Tell whether an image is to be taken up as its owner has registered or changed it.
 

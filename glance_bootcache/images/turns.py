@@ -139,8 +139,14 @@ class Changes:
 
     def are_too_many(self, owner: str) -> bool:
         """Tell whether an owner's next change has to wait."""
+        return self.seconds_left(owner) > 0
+
+    def seconds_left(self, owner: str) -> float:
+        """Return for how many seconds an owner's next change has to wait; 0 if it does not."""
         with self._lock:
-            return bool(self._most) and len(self._within_the_hour(owner)) >= self._most
+            begun = self._within_the_hour(owner)
+            return max(0.0, begun[0] + HOUR - self._clock()) \
+                if self._most and len(begun) >= self._most else 0.0
 
     def begin(self, owner: str) -> bool:
         """Count a change, if it is not one too many; tell whether it is followed now."""
@@ -156,6 +162,6 @@ class Changes:
 
     def _within_the_hour(self, owner: str) -> collections.deque[float]:
         begun = self._begun.get(owner) or collections.deque()
-        while begun and begun[0] <= self._clock() - HOUR:
+        while begun and begun[0] + HOUR <= self._clock():
             begun.popleft()
         return begun

@@ -94,10 +94,9 @@ class Running:
         """
         with self._lock:
             self._is_stopping = True
-            jobs = list(self._jobs.values())
             turns = [self._looks, self._recordings, self._builds, *self._bases.values()]
-        for job in jobs:
-            job.cancel()
+        for image_id in self.images():
+            self.cancel(image_id)
         for each in turns:
             each.shutdown(wait=wait)
 

@@ -6,6 +6,8 @@ for services which the tests in tests/functional and tests/e2e run for real.
 
 import dataclasses
 import os
+import threading
+import uuid
 
 import pytest
 from fakes_manager import failed, until
@@ -397,3 +399,32 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     assert document['state'] == 'ready' and 'no flavor' in document['reason']
     assert document['cache_image'] == older
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['cache_image'] == older
+
+
+def test_images_that_somebody_makes_up_are_not_all_looked_at_before_others(house, monkeypatch):
+    """plan_boot in names of hosts that are made up as well, as the limits of senders let pass."""
+    asked, may_answer, get = [], threading.Event(), house.images.get
+
+    def slow(image_id):
+        may_answer.wait()
+        asked.append(image_id)
+        return get(image_id)
+
+    monkeypatch.setattr(house.images, 'get', slow)
+    house.images.put(IMAGE)
+    try:
+        for number in range(2000):
+            house.hosts.plan_boot(PlanBoot(str(uuid.uuid4()), f'x{number}', 'server'))
+        house.hosts.plan_boot(PlanBoot(IMAGE, 'honest', 'server'))
+    finally:
+        may_answer.set()
+        house.settle()
+    assert asked.index(IMAGE) <= 200
+
+
+def test_images_that_somebody_makes_up_do_not_fill_the_state_directory(house):
+    house.images.away = True
+    for _number in range(1100):
+        house.controller.image_changed(str(uuid.uuid4()))
+    house.looked()
+    assert len(list(house.store.manifests())) <= 1000

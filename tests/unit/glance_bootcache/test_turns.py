@@ -9,8 +9,8 @@ from fakes_manager import until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glance_bootcache.images import jobs
-from glance_bootcache.images.jobs import Turns, WaitingImage, most_of_one, next_turn
+from glance_bootcache.images import turns
+from glance_bootcache.images.turns import Turns, WaitingImage, most_in_hand, next_turn
 
 OWNERS = st.sampled_from(['a', 'b', 'c', 'd'])
 
@@ -27,10 +27,13 @@ def waiting(*owners):
     # Turns: whoever had none comes before whoever had one.
     ('aab', {}, {'a': 0}, 1, 'b2'),
     ('aab', {}, {'a': 0, 'b': 1}, 1, 'a0'),
-    # One place is for the others.
-    ('aa', {'a': 1}, {'a': 0}, 2, None),
+    ('aa', {'a': 1}, {'a': 0}, 2, 'a0'),
     ('aab', {'a': 1}, {'a': 0}, 2, 'b2'),
-    ('aa', {'a': 1}, {'a': 0}, 3, 'a0'),
+    # Beyond the places there is room for owners that have none in hand, and for no others.
+    ('aa', {'a': 2}, {'a': 0}, 2, None),
+    ('aab', {'a': 2}, {'a': 0}, 2, 'b2'),
+    ('c', {'a': 2, 'b': 1}, {}, 3, 'c0'),
+    ('d', {'a': 2, 'b': 1, 'c': 1}, {}, 3, None),
     # The one with fewer in hand, whenever its last turn was.
     ('ab', {'a': 1}, {'a': 0, 'b': 1}, 3, 'b1')])
 def test_next(owners, running, last, places, expected):
@@ -43,9 +46,10 @@ def test_next(owners, running, last, places, expected):
 def test_what_always_holds(owners, running, last, places):
     images = waiting(*owners)
     found = next_turn(images, running, last, places)
-    free = sum(running.values()) < places
-    allowed = {owner for owner in owners if running.get(owner, 0) < most_of_one(places)}
-    assert (found is not None) == bool(free and allowed)
+    in_hand = sum(running.values())
+    allowed = set(owners) if in_hand < places else {
+        owner for owner in owners if not running.get(owner, 0)}
+    assert (found is not None) == bool(in_hand < most_in_hand(places) and allowed)
     if found is not None:
         assert found.owner in allowed
         # Nobody's later image before an earlier one.
@@ -62,7 +66,8 @@ def test_nobody_waits_longer_than_a_round(owners, places, data):
         while (image := next_turn(images, running, last, places)) is not None:
             images.remove(image)
             running[image.owner] += 1
-            assert running[image.owner] <= most_of_one(places)
+            assert running[image.owner] <= places
+            assert running.total() <= most_in_hand(places)
             last[image.owner] = turn
             turn += 1
             since[image.owner] = 0
@@ -110,20 +115,21 @@ def make():
 
 def test_a_guest_that_does_not_end_holds_up_no_other_owner(make):
     work = make(2)
-    for number in range(3):
+    for number in range(4):
         work.add(f'a{number}', 'a')
     work.add('b0', 'b')
     work.add('c0', 'c')
-    until(lambda: work.begun == ['a0', 'b0'])
+    until(lambda: sorted(work.begun) == ['a0', 'a1', 'b0'])
     work.end('b0')
-    until(lambda: work.begun == ['a0', 'b0', 'c0'])
+    until(lambda: work.begun[3:] == ['c0'])
     work.end('c0')
     work.add('d0', 'd')
-    until(lambda: work.begun[3:] == ['d0'])
-    # All this while the first one goes on, and its owner's others wait.
-    assert work.turns.is_waiting('a1') and work.turns.is_waiting('a2')
+    until(lambda: work.begun[4:] == ['d0'])
+    # All this while the first two go on, and their owner's others wait.
+    assert work.turns.is_waiting('a2') and work.turns.is_waiting('a3')
+    work.end('d0')
     work.end('a0')
-    until(lambda: work.begun[4:] == ['a1'])
+    until(lambda: work.begun[5:] == ['a2'])
 
 
 def test_with_one_place_owners_take_turns(make):
@@ -156,7 +162,7 @@ def test_what_does_not_have_to_wait_any_more(make):
 
 
 def test_owners_of_long_ago_are_forgotten(make, monkeypatch):
-    monkeypatch.setattr(jobs, '_MOST_OWNERS', 3)
+    monkeypatch.setattr(turns, '_MOST_OWNERS', 3)
     work = make(1)
     for number in range(10):
         work.add(f'x{number}', f'owner-{number}')
@@ -176,7 +182,7 @@ def test_two_hundred_images_that_never_end_beside_one_of_another_owner(places):
         images.remove(image)
         running['a'] += 1
         last['a'] = turn
-    assert len(images) == 200 - most_of_one(places)
+    assert len(images) == 200 - places
     for number in range(3):
         other = WaitingImage('other', 'b', 200 + number)
         assert next_turn([*images, other], running, last, places) == other

@@ -1,14 +1,15 @@
 """Images that wait for their turn to be read or recorded: nobody's image or guest holds up those of
 other owners, and what servers' boots tell meanwhile counts. The neighbours are stand-ins, see
-test_manager.py."""
+test_controller.py."""
 
 import threading
+import uuid
 
 import pytest
-from fakes_manager import until
+from fakes_manager import SIZE, until
 
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache.images import jobs
+from glance_bootcache.images import imagework
 from glance_bootcache.storage import inspection
 
 FIRST, SECOND, THIRD = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))
@@ -43,13 +44,13 @@ def boot(house, image, extents=((0, 4096),)):
                                 [list(extent) for extent in extents], 'marker', 1.0)
 
 
-def test_another_owners_image_is_recorded_beside_one_that_does_not_end(house):
+def test_another_owners_image_is_recorded_beside_those_that_do_not_end(house):
     house.boots.gate.clear()
     for image in (FIRST, THIRD):
         register(house, image, owner='hostile')
-    until(lambda: house.boots.running, 'a profile boot')
+    until(lambda: house.boots.running == 2, 'as many profile boots as there are places')
     register(house, SECOND, owner='another')
-    until(lambda: house.boots.running == 2, 'a second one')
+    until(lambda: house.boots.running == 3, 'another one')
     assert {job.image_id for job in house.boots.jobs} - {FIRST, THIRD} == {SECOND}
     house.boots.gate.set()
     house.settle()
@@ -65,15 +66,12 @@ def test_an_image_says_that_it_waits_for_its_turn(busy):
     assert busy.operators.get_image(FIRST)['reason'] == ''
 
 
-@pytest.mark.xfail(strict=True, reason='The storage service on a database, as a controller')
 def test_an_image_that_does_not_boot_holds_up_none_of_its_owner_s(house):
     house.boots.gate.clear()
     register(house, FIRST, owner='one')
     until(lambda: house.boots.running, 'a profile boot')
     register(house, SECOND, owner='one')
-    until(lambda: house.boots.running == 2 or house.running.is_waiting(SECOND),
-          'the second one')
-    assert house.boots.running == 2
+    until(lambda: house.boots.running == 2, 'the second one')
 
 
 def test_a_servers_boot_makes_an_image_ready_that_waits(busy):
@@ -149,11 +147,11 @@ def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
     house.qemu.building = build
     for image in hostile:
         house.hosts.plan_boot(PlanBoot(image, 'host', 'server'))
-    until(lambda: building, 'a build')
+    until(lambda: len(building) == 2, 'as many builds as there are places')
     house.qemu.building = lambda: None
     house.hosts.plan_boot(PlanBoot(SECOND, 'host', 'server'))
     until(lambda: house.store.load(SECOND).made.cache_image, 'the build of another owner')
-    assert len(building) == 1
+    assert len(building) == 2
     # One that waits for its turn to be built goes at once, too.
     register(house, hostile[-1], owner='hostile', mode='off')
     until(lambda: house.running.of(hostile[-1]) is None, 'its end')
@@ -170,19 +168,10 @@ def evict(house, *images):
     assert [house.state(image) for image in images] == ['served'] * len(images)
 
 
-@pytest.mark.parametrize(('cpus', 'bases'), [(None, 2), (1, 2), (2, 2), (3, 3), (64, 3)])
-def test_no_more_bases_are_read_at_a_time_than_there_are_cpus(cpus, bases):
-    """But two, of which one is for other owners."""
-    assert jobs.bases_at_once(cpus) == bases
-
-
 @pytest.fixture
 def reading(house, monkeypatch):
     """The images of one owner are read for minutes: their clusters are compressed for it."""
     house.read, house.reading, house.hostile = threading.Event(), [], False
-    # As where there are CPUs enough.
-    monkeypatch.setattr(jobs, '_CONCURRENT_BASES', 3)
-    house.restart()
 
     def read_through(path, inspected, stored_bytes, check):
         if house.hostile:
@@ -230,3 +219,31 @@ def test_an_image_that_is_deleted_while_it_waits_for_its_base(reading):
     reading.deleted(waiting)
     until(lambda: reading.running.of(waiting) is None, 'its end')
     assert reading.state(waiting) is None
+
+
+def test_a_file_store_that_hangs_stops_no_image_of_another(house, monkeypatch, tmp_path):
+    stores = tmp_path / 'hangs', tmp_path / 'answers'
+    house.conf.set_override('glance_store_dirs', list(map(str, stores)), 'bootcache')
+    house.restart()
+    digest, goes_on = imagework.savefile.file_digest, threading.Event()
+
+    def read(path, *arguments):
+        if FIRST not in path:
+            goes_on.wait()
+        return digest(path, *arguments)
+
+    hanging = [str(uuid.uuid4()) for _number in range(40)]
+    for store, images in zip(stores, (hanging, [FIRST]), strict=True):
+        store.mkdir()
+        for image in images:
+            (store / image).write_bytes(bytes(SIZE))
+            house.images.put(image, owner=f'of-{image}')
+    monkeypatch.setattr(imagework.savefile, 'file_digest', read)
+    try:
+        for image in (*hanging, FIRST):
+            house.changed(image)
+        until(lambda: house.state(FIRST) == 'ready', 'ready')
+        assert {house.state(image) for image in hanging} == {'pending'}
+    finally:
+        goes_on.set()
+        house.settle()

@@ -413,9 +413,9 @@ def decide(record: Manifest | None, facts: Facts, settings: Settings) -> Decisio
     if wish.want is Want.WAIT:
         if record is None or record.standing is Standing.FAILED:
             fresh = fresh.standing_at(Standing.WANTED)
-        return Decision(fresh, waits=True)
+        return Decision(fresh, retirement(fresh), waits=True)
     if wish.want is Want.NOTHING:
-        return Decision(None if record is None else fresh)
+        return Decision(None if record is None else fresh, retirement(fresh))
     is_change = False
     if wish.want is Want.TAKE_UP:
         is_change = is_owners_change(image, known) and not facts.boots \

@@ -16,6 +16,7 @@ from bootcache import exception
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.rpc.report import HostReport
+from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -292,6 +293,35 @@ def test_held_until_an_operator_wants_it_again(house):
     house.build(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'ready' and not house.store.load(IMAGE).wished.held
+
+
+def test_the_base_of_an_image_that_an_operator_deletes_goes_when_no_server_needs_it(house):
+    ready(house)
+    base = house.store.load(IMAGE).made.base_path
+    house.boots.servers = {IMAGE}
+    house.evict(IMAGE)
+    assert os.path.exists(base) and IMAGE in house.exporter.serving
+    house.boots.servers = set()
+    house.later(30)
+    assert IMAGE not in house.exporter.serving and not os.path.exists(base)
+    assert house.state(IMAGE) is ImageState.SKIPPED
+
+
+def test_the_base_of_an_image_that_is_refused_later_goes_when_no_server_needs_it(
+        house, monkeypatch):
+    ready(house)
+    base = house.store.load(IMAGE).made.base_path
+    house.boots.servers = {IMAGE}
+    monkeypatch.setattr(inspection, 'RULES', 2)
+    house.qemu.refuse = 'the image has a backing file'
+    house.restart()
+    house.recover()
+    house.settle()
+    assert told(house) == ('skipped', 'the image has a backing file') and os.path.exists(base)
+    house.boots.servers = set()
+    house.later(60)
+    house.settle()
+    assert IMAGE not in house.exporter.serving and not os.path.exists(base)
 
 
 def test_held_while_recording(house):

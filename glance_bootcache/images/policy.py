@@ -7,7 +7,7 @@ from typing import Any
 
 from bootcache import exception, properties, savefile, signatures
 from bootcache.cachelayout import Compression
-from bootcache.manifest import Availability, Goal, ImageState, Manifest, Standing, Wished
+from bootcache.manifest import Availability, Goal, ImageState, Made, Manifest, Standing, Wished
 from bootcache.properties import Policy
 from bootcache.reasons import NO_CAUSE, Cause, Reason
 from glance_bootcache import snapshotrules
@@ -112,6 +112,10 @@ def is_unverified(manifest: Manifest) -> bool:
     return bool(manifest.made.signed_as) and not manifest.made.signature
 
 
+def _signed_as(image: ImageFacts, verifies: bool) -> str:
+    return signatures.digest(image.properties) if verifies else ''
+
+
 def signed_anew(manifest: Manifest, image: ImageFacts, verifies: bool, now: float) -> Manifest:
     """Return a manifest without what was built, if the image has another signature than it had.
 
@@ -120,7 +124,7 @@ def signed_anew(manifest: Manifest, image: ImageFacts, verifies: bool, now: floa
     :param verifies: whether signatures are verified here.
     :param now: seconds since the epoch.
     """
-    signed_as = signatures.digest(image.properties) if verifies else ''
+    signed_as = _signed_as(image, verifies)
     if signed_as == manifest.made.signed_as:
         return manifest
     return dataclasses.replace(manifest, image_hash='').wishing(
@@ -398,7 +402,8 @@ def decide(record: Manifest | None, facts: Facts, settings: Settings) -> Decisio
     wish = wanted(image, record, settings, facts.boots)
     fresh = record or Manifest(image.image_id, wished=Wished(
         visibility=image.visibility, name=image.name, owner=image.owner,
-        availability=availability(image)))
+        availability=availability(image)), made=Made(
+            signed_as=_signed_as(image, settings.verifies)))
     if wish.policy is not None and wish.want is not Want.SKIP and (
             record is not None or wish.want is Want.TAKE_UP):
         fresh = fresh.wishing(quota=wish.policy.quota, settle=wish.policy.settle,

@@ -78,12 +78,18 @@ class WorkQueue:
             if due < self._due.get(key, math.inf):
                 self._due[key] = due
                 heapq.heappush(self._ordered, (due, next(self._numbers), key))
+                if len(self._ordered) > 2 * _MOST_KEYS:
+                    # Most of them were due earlier, and are done.
+                    self._ordered = [(due, next(self._numbers), key)
+                                     for key, due in self._due.items()]
+                    heapq.heapify(self._ordered)
                 self._changed.notify()
         return True
 
     def is_idle(self) -> bool:
         """Return whether no key is due, and none is worked on."""
-        return not self.ages() and not self._running
+        with self._changed:
+            return not self.ages() and not self._running
 
     def ages(self) -> list[float]:
         """Return for how many seconds each key that is due has waited."""
@@ -102,8 +108,8 @@ class WorkQueue:
                 self._work(key)
                 self._pauses.forget(key)
             except Exception as error:
-                self._failed(key, error)
                 self.add(key, self._pauses.postpone(key))
+                self._tell(key, error)
             finally:
                 with self._changed:
                     self._running.discard(key)
@@ -112,6 +118,12 @@ class WorkQueue:
                         heapq.heappush(self._ordered,
                                        (self._due[key], next(self._numbers), key))
                     self._changed.notify_all()
+
+    def _tell(self, key: str, error: Exception) -> None:
+        try:
+            self._failed(key, error)
+        except Exception:
+            LOG.exception('%s: %s: the error %r cannot be told of', self._name, key, error)
 
     def _take(self) -> str | None:
         """Wait for a key that is due; None when the queue stops."""

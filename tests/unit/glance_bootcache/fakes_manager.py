@@ -10,7 +10,8 @@ import functools
 import hashlib
 import os
 import threading
-import time
+
+from waiting import until as until
 
 from bootcache import exception, locks, properties
 from bootcache.tier import Eviction, Medium
@@ -22,15 +23,6 @@ from glance_bootcache.storage.tiers import Content
 from glance_bootcache.warming.runner import Aggregate
 
 SIZE = 1 << 20
-PATIENCE = 20
-
-
-def until(condition, what='the condition'):
-    """Wait until something is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f'{what} did not come about'
-        time.sleep(0.002)
 
 
 def without_locks(*names):

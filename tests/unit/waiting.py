@@ -1,0 +1,13 @@
+"""Waiting for what other threads do."""
+
+import time
+
+_PATIENCE = 20
+
+
+def until(condition, what='the condition'):
+    """Wait until something is so."""
+    deadline = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f'{what} did not come about'
+        time.sleep(0.002)

@@ -1,6 +1,6 @@
 """An owner who changes images without end has so many of them followed within an hour.
 
-The neighbours are stand-ins, see test_manager.py."""
+The neighbours are stand-ins, see test_controller.py."""
 
 import collections
 

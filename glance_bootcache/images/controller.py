@@ -323,10 +323,19 @@ class Controller:
         return image
 
     def _reconcile(self, image_id: str) -> None:
-        record = self._store.load(image_id)
         with self._lock:
             boots = self._asked_for.pop(image_id, False)
             announced = self._announced.pop(image_id, False)
+        try:
+            self._look(image_id, boots, announced)
+        except BaseException:
+            with self._lock:
+                self._asked_for.update({image_id: True} if boots else {})
+                self._announced.update({image_id: True} if announced else {})
+            raise
+
+    def _look(self, image_id: str, boots: bool, announced: bool) -> None:
+        record = self._store.load(image_id)
         if record is None and not (boots or announced):
             return
         if record is not None and not announced and policy.waits_for_its_owner(record) \
@@ -334,18 +343,6 @@ class Controller:
             # There may be thousands: Glance is not asked in vain.
             self.queue.add(image_id, left)
             return
-        try:
-            self._look(image_id, record, boots)
-        except Exception:
-            # Neither Glance nor a host repeats what has no record yet.
-            with self._lock:
-                if boots:
-                    self._asked_for[image_id] = True
-                if announced:
-                    self._announced[image_id] = True
-            raise
-
-    def _look(self, image_id: str, record: Manifest | None, boots: bool) -> None:
         try:
             image = self._ask_glance(image_id)
         except Exception:

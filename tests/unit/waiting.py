@@ -2,12 +2,12 @@
 
 import time
 
-_PATIENCE = 20
+PATIENCE = 20
 
 
 def until(condition, what='the condition'):
     """Wait until something is so."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f'{what} did not come about'
         time.sleep(0.002)

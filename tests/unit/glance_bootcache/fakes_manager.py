@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 
+from waiting import PATIENCE as PATIENCE
 from waiting import until as until
 
 from bootcache import exception, locks, properties

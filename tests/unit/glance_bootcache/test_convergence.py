@@ -1,7 +1,7 @@
 """Whatever happens to images, in which order and however often, all is well when it is quiet again.
 
 Glance, Nova, the exporter and the disk are stand-ins (fakes_manager.py): they are away, full, late
-and silent as the machine says. Threads are none: each look and each step is a move of the machine's.
+or silent as the machine says. There are no threads: each look and each step is a move.
 """
 
 import collections

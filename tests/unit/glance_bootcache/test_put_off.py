@@ -164,6 +164,16 @@ def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(
     assert house.store.load(IMAGE).made.working_set.recorded_by == 'nova'
 
 
+def test_a_new_image_that_cannot_be_written_is_not_lost(house, full):
+    make_room = full()
+    register(house)
+    assert house.store.load(IMAGE) is None
+    make_room()
+    house.later(5)
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+
+
 @pytest.mark.parametrize('where', ['exporter', 'manifest', 'stop'])
 def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
     """Each try left another one, which no quota counted: where the disk is full, that much more."""

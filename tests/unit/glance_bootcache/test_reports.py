@@ -1,4 +1,4 @@
-"""Which reports of servers' boots are looked at. The neighbours are stand-ins, see test_controller.py.
+"""Which reports of servers' boots are looked at. The neighbours are stand-ins: test_controller.py.
 
 A compute host that lies can make a cache image useless, never wrong; but each new version of a
 working set is built here and fetched by every host, so none comes of a report that nobody wanted.

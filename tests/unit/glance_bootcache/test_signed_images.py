@@ -1,7 +1,7 @@
 """Signed images: the storage service verifies them once, with cursive, and serves what is right.
 
-Keys, signatures and cursive are real; see signing.py for the key manager, test_controller.py for the
-other neighbours."""
+Keys, signatures and cursive are real; see signing.py for the key manager, and
+test_controller.py for the other neighbours."""
 
 import contextlib
 import dataclasses

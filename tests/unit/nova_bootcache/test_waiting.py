@@ -135,7 +135,7 @@ def test_a_server_that_is_deleted_meanwhile_does_not_wait(gateway, clock, tmp_pa
     clock.then[5] = lambda: os.unlink(disk(tmp_path))
     with pytest.raises(exception.StorageNodeAway):
         gateway.chains.keep_chain(IMAGE, disk(tmp_path), 600)
-    assert clock.now == 5005
+    assert clock.now == 5005 and len(gateway.tries) == 5, 'its chain is not made after its end'
 
 
 @pytest.mark.parametrize('answer, seconds', [

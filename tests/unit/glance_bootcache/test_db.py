@@ -76,6 +76,20 @@ def test_a_url_that_lacks_something_is_refused(storage_conf, connection):
     assert 'secret' not in str(told.value) and 'cret@' not in str(told.value)
 
 
+@pytest.mark.parametrize('scheme, parameter', [
+    ('mysql+pymysql', 'nonsense=1'), ('mysql+pymysql', 'charset=nonsense'),
+    ('mysql+pymysql', 'connect_timeout=nonsense'), ('mysql+pymysql', 'connect_timeout=-1'),
+    ('postgresql+psycopg2', 'nonsense=1'), ('postgresql+psycopg2', 'sslmode=nonsense'),
+    ('sqlite', 'timeout=nonsense')])
+def test_a_parameter_that_there_is_not_is_told_of(storage_conf, tmp_path, scheme, parameter):
+    place = f'/{tmp_path}/x.sqlite' if scheme == 'sqlite' else 'bootcache:secret@127.0.0.1/x'
+    storage_conf.set_override('connection', f'{scheme}://{place}?{parameter}', db_conf.GROUP)
+    with pytest.raises(exception.ConfigurationError, match=(
+            r'\[database\]connection: a parameter behind the "\?" .*cannot be used')) as told:
+        start.wait_for(storage_conf)
+    assert 'secret' not in str(told.value)
+
+
 def test_what_belongs_to_another_user_is_told_of(storage_conf):
     """As a backup that root has put back: it can be read, and reports would never be written."""
     with tempfile.TemporaryDirectory(dir='/var/tmp') as directory:

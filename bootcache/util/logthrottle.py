@@ -24,7 +24,7 @@ class LogThrottle:
         self._log = log
         self._seconds = seconds
         self._clock = clock
-        # What was logged of each topic's failure, with when; empty: it does not fail. The topic that
+        # What was logged of each topic's failure, with when; empty: it does not fail. The one that
         # was logged last is the last one.
         self._logged: dict[str, dict[str, float]] = {}
         self._full_at = -math.inf  # when it was logged last that there are too many topics

@@ -35,6 +35,15 @@ def test_the_default_is_a_file_that_the_service_makes(storage_conf):
     assert Orders(start.wait_for(storage_conf)).of('one') == {IMAGE}
 
 
+def test_a_start_logs_the_schema_when_it_is_made_and_nothing_else(storage_conf, caplog):
+    caplog.set_level('INFO')
+    os.makedirs(storage_conf.bootcache.state_dir)
+    for _start in range(2):
+        start.wait_for(storage_conf).close()
+    said, = [record.getMessage() for record in caplog.records]
+    assert said.endswith(f'has schema {schema.wanted()}')
+
+
 def test_what_is_answered_is_on_the_disk(database):
     """Also after a power cut, which WAL's usual setting does not promise."""
     def settings(connection):

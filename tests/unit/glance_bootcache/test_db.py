@@ -153,6 +153,22 @@ def test_it_is_waited_for(storage_conf, database, caplog, monkeypatch):
     assert len(found) == 1
 
 
+def test_it_is_waited_for_again_when_it_goes_away_before_its_first_reads(
+        storage_conf, database, caplog, monkeypatch):
+    monkeypatch.setattr(start, '_AGAIN_SECONDS', 0.01)
+    Orders(database).add(IMAGE, ['one'])
+    database.close()
+    os.rename(database.file, f'{database.file}-away')
+    os.mkdir(database.file)
+
+    def comes_back():
+        os.rmdir(database.file)
+        os.rename(f'{database.file}-away', database.file)
+
+    orders = start.until_it_answers(lambda: Orders(database), comes_back)
+    assert orders.of('one') == {IMAGE} and 'waits for it' in caplog.text
+
+
 # The writer.
 
 def test_reports_are_written_by_themselves_and_at_the_end(database):

@@ -87,8 +87,8 @@ class Database:
         except (ImportError, sa_exception.ArgumentError) as error:
             raise ConfigurationError(
                 f'[{db_conf.GROUP}]connection: {self._told} cannot be used ({error}); install the'
-                f' driver ("{sys.prefix}/bin/pip install PyMySQL" for mysql+pymysql://), or correct'
-                ' the option') from None
+                f' driver ("{sys.prefix}/bin/pip install PyMySQL" for mysql+pymysql://, "...'
+                ' psycopg2-binary" for postgresql+psycopg2://), or correct the option') from None
         if self.file is not None:
             sa.event.listen(self._engine, 'connect', _set_up_sqlite)
         else:

@@ -91,7 +91,7 @@ def test_a_guest_that_waits_is_started_at_once(gateway, clock, tmp_path, error, 
     gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60, guest_waits=True)
     entry = gateway.cache.known(IMAGE)
     assert absent == [(entry.remote, entry.virtual_bytes)]
-    assert clock.now == 5000 and 'stands still, and goes on by itself' in caplog.text
+    assert clock.now == 5000 and 'is paused, and resumes by itself' in caplog.text
 
 
 @pytest.mark.parametrize('error', LASTING, ids=repr)

@@ -91,6 +91,7 @@ def test_a_url_that_lacks_something_is_refused(storage_conf, connection):
     ('postgresql+psycopg2', 'nonsense=1'), ('postgresql+psycopg2', 'sslmode=nonsense'),
     ('sqlite', 'timeout=nonsense')])
 def test_a_parameter_that_there_is_not_is_told_of(storage_conf, tmp_path, scheme, parameter):
+    pytest.importorskip(scheme.partition('+')[2] or 'sqlite3')
     place = f'/{tmp_path}/x.sqlite' if scheme == 'sqlite' else 'bootcache:secret@127.0.0.1/x'
     storage_conf.set_override('connection', f'{scheme}://{place}?{parameter}', db_conf.GROUP)
     with pytest.raises(exception.ConfigurationError, match=(

@@ -98,7 +98,7 @@ class BootEnd:
         self._marker = marker
         self._console = console
         self._began = began
-        # When it was seen last to stand still; and that it was.
+        # When it was seen last to be paused; and that it was.
         self._awake_since, self._stood = began, False
         self._seen_at: float | None = None
         self._seen_mark = begin
@@ -107,7 +107,7 @@ class BootEnd:
         """Return the boot's end, if it is there.
 
         :param now: monotonic seconds.
-        :param stands: whether its guest stands still, and waits for its disk: that is no silence.
+        :param stands: whether its guest is paused, and waits for its disk: that is no silence.
         :raises StorageDaemonError: if its store was taken out before it was over.
         """
         if stands:

@@ -13,7 +13,7 @@ from bootcache import properties
 
 # What ends a boot.
 MARKER, SILENCE, QUOTA, TIMEOUT = 'marker', 'silence', 'quota', 'timeout'
-# Its server was stopped, moved or deleted, or stood still for long: it was cut short.
+# Its server was stopped, moved or deleted, or was paused for long: it was cut short.
 SHUTDOWN = 'shutdown'
 # It was none: the guest's console says that it does not come up; it read next to nothing.
 STUCK, NOTHING = 'stuck', 'nothing'
@@ -54,9 +54,9 @@ class BootProgress:
 
     :ivar seconds: since its disk was made.
     :ivar recorded_bytes: by which its growing store has grown.
-    :ivar idle_seconds: since the store grew last, and its guest did not stand still.
+    :ivar idle_seconds: since the store grew last, and its guest was not paused.
     :ivar marker_age: seconds since the marker was seen, or None.
-    :ivar stood: whether its guest stood still meanwhile, and waited for its disk.
+    :ivar stood: whether its guest was paused meanwhile, and waited for its disk.
     """
 
     seconds: float

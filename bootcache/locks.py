@@ -1,6 +1,6 @@
 """Locks that are taken in one order, and locks of which there is one for each of many things.
 
-Two threads that take the same locks in another order stand still for good, once in a thousand runs.
+Two threads that take the same locks in another order wait for good, once in a thousand runs.
 So each lock here has a rank, and a thread takes one of a higher rank than all that it has: never
 two of one rank. Whoever does not is told of it whenever that happens, not only when it hurts: in
 the log, as the mistake need not hurt a server, and by an error where ``complain`` is replaced by

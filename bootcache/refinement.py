@@ -29,7 +29,7 @@ _CUT_SHORT = 'shutdown'
 # filled, ends a boot like the quota. By that itself a set comes near to it.
 _QUOTA = 'quota'
 _LEAST_OF_QUOTA = 0.5
-# A kernel alone has megabytes: silence after less is that of a guest which stood still, as on a
+# A kernel alone has megabytes: silence after less is that of a guest which was paused, as on a
 # host with too much to do.
 _LEAST_BOOT = 1 << 20
 
@@ -74,7 +74,7 @@ def learn(have: Sequence[Extent], recorded_to: str, boot: Boot, earlier: Iterabl
           virtual_bytes: int) -> Lesson:
     """Return what a boot teaches about a working set.
 
-    A set whose own boot was cut short, or stood still, is a part of a boot: the next one that was
+    A set whose own boot was cut short, or was paused, is a part of a boot: the next one that was
     not cut short takes its place as the first one, by itself. So is one that ended by the quota,
     far from it. Any other set grows by what two independent boots read, both to their ends.
 

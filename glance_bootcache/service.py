@@ -125,15 +125,16 @@ class StorageService:
         cacheimage.end_left_over()
         serve()
         database = start.wait_for(conf, keep_serving)
-        needs = ReportedNeeds(database)
+        # It may go away again at any moment.
+        needs, last_uses, orders, records = start.until_it_answers(
+            lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
+                     Records(database)), keep_serving)
         if conf[bootcache_conf.GROUP].export_ports:
             serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
                 manifest, store.cache_path(manifest),
                 exporter.of_hosts(needs.hosts(manifest.image_id))))
         self._check()
         startchecks.check_cloud(conf)
-        last_uses, orders = LastUses(database), Orders(database)
-        records = Records(database)
         writer = Writer(database, [needs.changes, last_uses.changes, orders.changes])
         tiers = StorageTiers(conf, store, exporter, last_uses)
         profile_boots = NovaProfileBoots(conf)

@@ -23,7 +23,7 @@ SECONDS = 5.0
 # The end of a block job waits until what is under way is on the medium.
 JOB_END_SECONDS = 30.0
 # Each has one of the threads by which libvirtd serves the host, 20 by default, and Nova needs some:
-# guests that stand still and servers that settle are asked by so many each, that QEMUs do not
+# guests that are paused and servers that settle are asked by so many each, that QEMUs do not
 # answer, and that libvirt does not.
 MOST, _MOST_OF_LIBVIRT = 5, 2
 NO_ANSWER = 'its QEMU does not answer libvirt'

@@ -10,7 +10,7 @@ above, with what each makes one step, and for how long it is held at most:
     made. Nova's own lock of the server comes before it.
 
 ``STANDING``, one a server
-    seeing that its guest stands still by an error only, and letting it go on, or pausing it for its
+    seeing that its guest is paused by an error only, and letting it go on, or pausing it for its
     user; libvirt's commands, and a question to Nova. Who lets guests go on does not wait for it,
     and has it for 10 s and that question at most.
 

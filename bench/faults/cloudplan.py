@@ -35,7 +35,7 @@ class CloudFault:
         again if they end, as systemd does; the gateway and the exporter start by themselves.
     :ivar apart: seconds between two that are started.
     :ivar away: the service that is stopped for SECONDS.
-    :ivar freeze: the service that stands still for SECONDS.
+    :ivar freeze: the service that is frozen for SECONDS.
     :ivar deletes_image: whether the server's image is deleted in Glance.
     """
 

@@ -1,4 +1,4 @@
-"""Processes of a stage: they stand still at a step until the harness has done its fault there."""
+"""Processes of a stage: they wait at a step until the harness has done its fault there."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Gate:
-    """Has a process stand still when it comes to a step, once. Made before the process is.
+    """Has a process wait when it comes to a step, once. Made before the process is.
 
     :param armed: names of the steps.
     """
@@ -32,7 +32,7 @@ class Gate:
     def __call__(self, step: str) -> None:
         """Take a step, as ``steps.install`` wants it."""
         if step in self._armed:
-            # Of several threads that come to it, one stands still.
+            # Of several threads that come to it, one waits.
             with contextlib.suppress(KeyError):
                 self._armed.remove(step)
                 os.write(self._reached[1], bytes([self._names.index(step)]))
@@ -62,7 +62,7 @@ class Worker(children.Child):
     :param namespace: of the network.
     :param make: called in it.
     :param clock: of its machine.
-    :param armed: names of the steps at which it stands still.
+    :param armed: names of the steps at which it waits.
     """
 
     def __init__(self, namespace: str, make: Callable[[], Any], clock: Clock,

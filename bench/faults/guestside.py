@@ -2,7 +2,7 @@
 
 The guest plays a boot's requests one after the other, and compares all that it reads with the
 image and with what it has written itself. A request that QEMU refuses is asked again, as it is by
-a QEMU with rerror=stop when its host lets it go on; for so long the guest stands still.
+a QEMU with rerror=stop when its host lets it go on; for so long the guest is paused.
 """
 
 import time

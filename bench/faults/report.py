@@ -17,11 +17,11 @@ class Outcome:
     :ivar life: what was under way.
     :ivar ok: all came to its end: image, boot, settling, deletion; and none of what follows.
     :ivar seconds: of the run.
-    :ivar seconds_waited: for which the guest stood still at its longest wait.
+    :ivar seconds_waited: for which the guest was paused at its longest wait.
     :ivar guest_errors: requests of the guest that came to no end.
     :ivar wrong_bytes: that the guest read.
     :ivar leftovers: what was still there at the end.
-    :ivar pauses: requests that QEMU refused for a while: a guest with rerror=stop stands still.
+    :ivar pauses: requests that QEMU refused for a while: a guest with rerror=stop is paused.
     :ivar stock: servers that were told to go the stock way, for a while or for good.
     :ivar unreached: steps at which something was to go wrong, and that nobody came to.
     :ivar trouble: why it did not come to its end; empty if it did.

@@ -60,7 +60,7 @@ class Lane:
     :ivar stock: servers that were to go the stock way.
     :ivar wrong: bytes that a guest read, and that were not the image's.
     :ivar errors: requests of guests that came to no end.
-    :ivar waited: seconds for which a guest stood still at its longest wait.
+    :ivar waited: seconds for which a guest was paused at its longest wait.
     """
 
     def __init__(self, stage_: SoakStage, number: int):

@@ -187,7 +187,7 @@ def fetch(client: ExchangeClient, wanted: Exchanged, path: str, keep_seconds: fl
           seconds: float = float('inf'), begun: float | None = None) -> FetchProgress:
     """Fetch a file by exchange, or say soon that it does not come that way.
 
-    What has come by the time that it stands still stays in the file, so that it need not come
+    What has come by the time that it stalls stays in the file, so that it need not come
     again; nothing reads or writes the file here any more. In any other case somebody may: it is to
     be removed, and another one made.
 
@@ -253,7 +253,7 @@ def _wait(client: ExchangeClient, name: str, wanted: Exchanged,
         if help_now is Help.NONE and not has_reserve and now - begun > patience.RESERVE_AFTER:
             help_now, has_reserve = Help.RECONNECT, True
         if help_now is not Help.NONE:
-            LOG.info('%s: it stands still at %d of %d bytes with %d hosts: %s', name,
+            LOG.info('%s: it stalls at %d of %d bytes with %d hosts: %s', name,
                      progress.done, progress.size, len(progress.peers), help_now.value)
             asked = _patient(client, watch)
             ask = asked.connect if help_now is Help.RECONNECT else asked.start_over

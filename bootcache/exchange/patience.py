@@ -1,6 +1,6 @@
-"""When a fetch by exchange that stands still is helped, and when it is left: pure.
+"""When a fetch by exchange that stalls is helped, and when it is left: pure.
 
-A fetch stands still as its peers have gone, have nothing yet, or were taken for liars: of a piece
+A fetch stalls as its peers have gone, have nothing yet, or were taken for liars: of a piece
 with a wrong block it is not always known who sent that. One that hardly moves is left as well:
 peers that give a block now and then would hold up a server for as long as they like.
 """

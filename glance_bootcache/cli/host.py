@@ -30,7 +30,7 @@ class HostList(Listing):
         parser = super().get_parser(prog_name)
         parser.add_argument('--unsettled', action='store_true',
                             help='list the servers that still depend on bootcache, and why, and the'
-                                 ' hosts that do not tell; first those that stand still, of all'
+                                 ' hosts that do not tell; first those that are paused, of all'
                                  ' hosts, and what for; none is left: nothing depends on it')
         return parser
 
@@ -96,14 +96,14 @@ class HostShow(Listing):
 def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return a row for each server that is named, and for what is not told.
 
-    Those of all hosts that stand still come first.
+    Those of all hosts that are paused come first.
     """
     waits: list[tuple[Any, ...]] = []
     rows: list[tuple[Any, ...]] = []
     for host in hosts:
         begin = (one_line(host['host']), round(host['seen']), _state(host))
         paused = host['paused'] or {'servers': 0, 'named': []}
-        waits += [(*begin, one_line(guest['server']), f'it stands still since'
+        waits += [(*begin, one_line(guest['server']), f'it has been paused since'
                    f' {utc(guest["since"])}, and waits: {one_line(guest["waits_for"])}')
                   for guest in paused['named']]
         if paused['servers'] > len(paused['named']):

@@ -26,7 +26,7 @@ class SnapshotServers(DeploymentLister):
 
     A checkpoint of a whole deployment. Servers are those that fit all that is given: of any of the
     aggregates, and of any of the projects, and of any of those names or ids. Without --pause each
-    snapshot is of the moment at which its host begins it; with --pause all servers stand still
+    snapshot is of the moment at which its host begins it; with --pause all servers are paused
     first, and are of one point in time. Asks Nova and Glance with the OS_* variables of the shell
     if OS_AUTH_URL is one of them, else with the section [service_auth].
     """

@@ -44,6 +44,8 @@ _TIMEOUTS = {'pymysql': {'connect_timeout': '10', 'read_timeout': '30', 'write_t
              'pysqlite': {'timeout': '30'}}
 _REFUSED = re.compile(r'\((1044|1045|1049|1142|1698),|authentication failed|no pg_hba\.conf entry'
                       r'|(database|role) "[^"]*" does not exist|permission denied')
+# What libpq says of the URL's parameters before it connects.
+_INVALID = re.compile(r'invalid (dsn|connection option|\w+ value: ")|for connection option "')
 _DAMAGED = re.compile(r'disk image is malformed|file is not a database')
 # sqlite3 decodes names of tables itself.
 _ERRORS = (db_exception.DBError, sa_exception.SQLAlchemyError, OSError, UnicodeDecodeError)
@@ -80,13 +82,17 @@ class Database:
         try:
             self._engine: sa.Engine = engines.create_engine(
                 url, sqlite_fk=True, max_retries=0, **options)
+        except (TypeError, ValueError) as error:
+            raise self._invalid(error) from None
         except (ImportError, sa_exception.ArgumentError) as error:
             raise ConfigurationError(
                 f'[{db_conf.GROUP}]connection: {self._told} cannot be used ({error}); install the'
-                f' driver ("{sys.prefix}/bin/pip install PyMySQL" for mysql+pymysql://), or correct'
-                ' the option') from None
+                f' driver ("{sys.prefix}/bin/pip install PyMySQL" for mysql+pymysql://, "...'
+                ' psycopg2-binary" for postgresql+psycopg2://), or correct the option') from None
         if self.file is not None:
             sa.event.listen(self._engine, 'connect', _set_up_sqlite)
+        else:
+            sa.event.listen(self._engine, 'do_connect', self._connect)
         if self._engine.driver == 'psycopg2':
             _bound_psycopg2(self._engine.dialect.loaded_dbapi)
 
@@ -161,7 +167,20 @@ class Database:
         except _ERRORS as error:
             raise self._error(error) from error
 
-    def _error(self, error: Exception) -> DatabaseAway:
+    def _connect(self, dialect: sa.Dialect, _record: object, arguments: Sequence[Any],
+                 parameters: Mapping[str, Any]) -> Any:
+        try:
+            return dialect.connect(*arguments, **parameters)
+        except (AttributeError, TypeError, ValueError) as error:
+            # PyMySQL of a parameter that it does not know, or whose value cannot be.
+            raise self._invalid(error) from None
+
+    def _invalid(self, error: object) -> ConfigurationError:
+        return ConfigurationError(
+            f'[{db_conf.GROUP}]connection: a parameter behind the "?" of {self} cannot be used'
+            f' ({error}); correct it, or leave it out')
+
+    def _error(self, error: Exception) -> DatabaseAway | ConfigurationError:
         # Without the statement and its values, which SQLAlchemy puts behind it.
         cause = getattr(error, 'inner_exception', None) or error
         said, place = one_line(getattr(cause, 'orig', None) or cause), f'the database {self}'
@@ -172,6 +191,8 @@ class Database:
                 ' name with -wal and -shm away, or put a backup in their place, and start'
                 ' glance-bootcache again: hosts report within a minute what they need, and'
                 ' evictions from single hosts have to be ordered again')
+        if _INVALID.search(said):
+            return self._invalid(said)
         if _REFUSED.search(said):
             return DatabaseUnusable(
                 f'{place} refuses: {said}; correct user, password and database in'

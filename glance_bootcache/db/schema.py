@@ -1,5 +1,6 @@
 """The schema's version: what the database has, and what this release needs."""
 
+import logging as stdlib_logging
 import os
 import pathlib
 
@@ -11,6 +12,8 @@ from bootcache.exception import DatabaseUnusable
 from glance_bootcache.db.engine import Database
 
 LOG = logging.getLogger(__name__)
+# Its lines of level INFO come with each look at the version.
+stdlib_logging.getLogger('alembic').setLevel(stdlib_logging.WARNING)
 
 
 def _config() -> config.Config:

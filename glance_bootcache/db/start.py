@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -14,25 +15,35 @@ from glance_bootcache.db.engine import Database
 LOG = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 5.0
+Result = TypeVar('Result')
 
 
 def wait_for(conf: cfg.ConfigOpts, keep_serving: Callable[[], None] = lambda: None) -> Database:
     """Return the database, when it answers and has the tables that this release needs.
 
-    :param keep_serving: is called again and again meanwhile; its errors are logged.
+    :param keep_serving: as of ``until_it_answers``.
     :raises ConfigurationError: if the option cannot be used.
     :raises DatabaseUnusable: if somebody has to act; the message has the cure.
     """
-    database, throttle = Database(conf), LogThrottle(LOG)
+    database = Database(conf)
     database.check_writable()
+    until_it_answers(lambda: (schema.sync if database.is_default else schema.check)(database),
+                     keep_serving)
+    return database
+
+
+def until_it_answers(work: Callable[[], Result], keep_serving: Callable[[], None]) -> Result:
+    """Return what work on the database returns, when the database answers.
+
+    :param keep_serving: is called again and again meanwhile; its errors are logged.
+    :raises DatabaseUnusable: if somebody has to act; the message has the cure.
+    """
+    throttle = LogThrottle(LOG)
     while True:
         try:
-            if database.is_default:
-                schema.sync(database)
-            else:
-                schema.check(database)
+            result = work()
             throttle.recovered('', 'the database answers')
-            return database
+            return result
         except DatabaseUnusable:
             raise
         except DatabaseAway as error:

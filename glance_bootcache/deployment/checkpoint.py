@@ -69,7 +69,7 @@ class SavedServer:
     :ivar status: how far the snapshot is.
     :ivar reason: why it has failed.
     :ivar paused: whether it was paused for the snapshot, or is about to be, and is to go on.
-    :ivar stands_since: when it was first seen to stand still, in ISO 8601; empty if it was not.
+    :ivar stands_since: when it was first seen to be paused, in ISO 8601; empty if it was not.
     :ivar asked_at: when its snapshot was asked for, in ISO 8601; empty if it was not.
     """
 
@@ -104,7 +104,7 @@ class Checkpoint:
 
     :ivar checkpoint_id: a name that no other one has.
     :ivar created_at: ISO 8601.
-    :ivar pause: whether they stand still while it is taken, and so are of one point in time.
+    :ivar pause: whether they are paused while it is taken, and so are of one point in time.
     :ivar servers: all of them.
     """
 

@@ -207,7 +207,7 @@ class Cloud:
         return found
 
     def pause(self, server: str) -> None:
-        """Have a server stand still.
+        """Pause a server.
 
         :raises CloudRefused: if Nova refuses.
         """

@@ -112,7 +112,7 @@ class Snapshotting:
             found = {server: steps.next_step(self._servers[server], seen[server],
                                              self._checkpoint.pause) for server in seen}
             waiting = {saved.server_id for saved in open_ones if saved.status is Status.CHOSEN}
-            # One that could not be looked at may be about to stand still as well.
+            # One that could not be looked at may be about to be paused as well.
             found |= {server: NextStep.WAIT for server in waiting - set(found)}
             self._act(steps.gate(found, waiting))
             self._show()
@@ -149,7 +149,7 @@ class Snapshotting:
             self._fail(saved, str(error))
 
     def _note_standing(self, seen: dict[str, Seen | None]) -> None:
-        """Note since when servers stand still; one that goes on before its snapshot spoils it."""
+        """Note since when servers are paused; one that goes on before its snapshot spoils it."""
         for server, one in seen.items():
             saved = self._servers[server]
             if saved.status is not Status.CHOSEN or one is None or not self._checkpoint.pause:

@@ -31,7 +31,7 @@ class NextStep(enum.Enum):
 
     WAIT = 'wait'
     PAUSE = 'pause'
-    STANDS = 'it stands still; its snapshot waits for the others'
+    STANDS = 'it is paused; its snapshot waits for the others'
     SNAPSHOT = 'snapshot'
     AGAIN = 'its snapshot has come to nothing'
     SAVED = 'saved'
@@ -45,7 +45,7 @@ def next_step(saved: SavedServer, seen: Seen | None, pause: bool) -> NextStep:
     """Return what is done next about a server.
 
     :param seen: None if Nova does not have it.
-    :param pause: whether servers are to stand still for their snapshots.
+    :param pause: whether servers are to be paused for their snapshots.
     """
     if saved.status in (Status.SAVED, Status.FAILED):
         return released(saved, seen)
@@ -75,7 +75,7 @@ def released(saved: SavedServer, seen: Seen | None) -> NextStep:
 
 
 def gate(steps: dict[str, NextStep], waiting: set[str]) -> dict[str, NextStep]:
-    """Let snapshots begin when no server has to be waited for that is to stand still first.
+    """Let snapshots begin when no server has to be waited for that is to be paused first.
 
     :param steps: by server.
     :param waiting: servers whose snapshot is not asked for yet.

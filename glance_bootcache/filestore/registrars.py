@@ -1,7 +1,6 @@
 """Which of Glance's stores registers what is put into a directory: found out by doing it."""
 
 import contextlib
-import math
 import os
 import secrets
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from bootcache.util.backoff import Backoff
-from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.registering import TrialImages
@@ -37,7 +35,8 @@ class Registrars:
         # By directory: of which file it was found out, and the name. Each step is atomic.
         self._found: dict[str, tuple[tuple[int, ...], str]] = {}
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, clock)
-        self._throttle = LogThrottle(LOG, math.inf)
+        # By directory, what was logged of it last.
+        self._told: dict[str, str] = {}
         self._swept = False
         self._trying = threading.Lock()
 
@@ -50,7 +49,6 @@ class Registrars:
         """Note that Glance did not register what was put into a directory: it is tried again."""
         self._found.pop(directory, None)
         self._backoff.forget(directory)
-        self._throttle.forget(directory)
 
     def look(self) -> None:
         """Try each directory that is new, another one than it was, or due again.
@@ -120,7 +118,8 @@ class Registrars:
     def _tell(self, directory: str, store: str, why: str) -> None:
         text = f'Glance\'s store {store} registers snapshots without copying them' if store else \
             f'no store of Glance registers snapshots, they are uploaded: {why}'
-        if self._throttle.is_new(directory, text):
+        if self._told.get(directory) != text:
+            self._told[directory] = text
             LOG.info('%s: %s', directory, text)
 
 

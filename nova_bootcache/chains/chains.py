@@ -356,7 +356,7 @@ class Chains:
         :param path: of the overlay that is about to be opened; empty if none is.
         :param patience: seconds for which it is tried again, while the gateway is busy or the
             storage node is away.
-        :param guest_waits: whether a guest is to be started that stands still at what cannot be
+        :param guest_waits: whether a guest is to be started that is paused at what cannot be
             read: it need not wait for the storage node before.
         :raises Exception: if the base cannot be reached; the server cannot start until it can.
         """
@@ -373,7 +373,7 @@ class Chains:
                     raise
                 self._gateway.serve_absent(entry.remote, entry.virtual_bytes)
                 LOG.warning('bootcache: %s is opened, though the base of image %s cannot be read'
-                            ' now: a guest that needs it stands still, and goes on by itself: %s',
+                            ' now: a guest that needs it is paused, and resumes by itself: %s',
                             path, image_id, error)
             self._cache.touch(image_id)
 

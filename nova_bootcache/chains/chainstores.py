@@ -76,19 +76,28 @@ def patiently(work: Callable[[], Result], seconds: float, what: str,
 
     :param seconds: after which it is not tried again.
     :param what: that waits, for the log.
-    :param is_wanted: tells after each try that failed whether to go on.
+    :param is_wanted: tells before and after each pause whether to go on.
     :raises Exception: the work's, if it does not pass, or not in time.
     """
-    def log_first(state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1 and state.outcome is not None:
+    failures: list[BaseException] = []
+
+    def before_pause(state: tenacity.RetryCallState) -> None:
+        assert state.outcome is not None
+        if not failures:
             LOG.warning('bootcache: %s waits, for %.0f s at most: %s', what, seconds,
                         state.outcome.exception())
+        failures[:] = filter(None, [state.outcome.exception()])
+
+    def work_if_wanted() -> Result:
+        if failures and not is_wanted():
+            raise failures[0]
+        return work()
 
     is_late = tenacity.stop_after_delay(seconds)
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(passes), wait=tenacity.wait_fixed(_AGAIN_SECONDS),
         stop=lambda state: is_late(state) or not is_wanted(),
-        before_sleep=log_first, reraise=True)(work)
+        before_sleep=before_pause, reraise=True)(work_if_wanted)
 
 
 class ChainStores:

@@ -40,7 +40,8 @@ CONF = libvirt_driver.CONF
 
 # Flavors and images can require it: resources trait:CUSTOM_BOOTCACHE=required.
 TRAIT = 'CUSTOM_BOOTCACHE'
-_WAITS = 'its guest stands still, and waits for its disk; it can be moved when it goes on'
+_WAITS = ('its guest is paused by an I/O error, and waits for its disk; it can be moved when it has'
+          ' been resumed')
 
 
 class BootCacheLibvirtDriver(SnapshottingDriver):
@@ -138,7 +139,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                 functools.partial(self._disks.make_stock, instance))
 
     def emit_event(self, event: Any, *args: Any, **kwargs: Any) -> None:
-        """See why a guest stands still; the thread is libvirt's, and has others to tell."""
+        """See why a guest is paused; the thread is libvirt's, and has others to tell."""
         if isinstance(event, virtevent.LifecycleEvent) \
                 and event.get_transition() == virtevent.EVENT_LIFECYCLE_PAUSED:
             self.standing.wake()
@@ -193,13 +194,13 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
     def pause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling, which lets the guest go on when it ends; Nova's lock is not taken.
 
-        Of one that stands still by an error libvirt does not note that its user wants it to.
+        Of one that is paused by an error libvirt does not note that its user wants it to.
         """
         with self.settler.held(instance.uuid), self.standing.kept(instance.uuid):
             super().pause(instance, *args, **kwargs)
 
     def unpause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling, which may make the guest stand still; Nova's lock is not taken."""
+        """End its settling, which may pause the guest; Nova's lock is not taken."""
         with self.settler.held(instance.uuid):
             self._disks.end_before_it_goes_on(instance)
             super().unpause(instance, *args, **kwargs)
@@ -217,7 +218,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             super()._hard_reboot(context, instance, *args, **kwargs)
 
     def get_info(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take one that stands still by an error for one that runs, where Nova starts it.
+        """Take one that is paused by an error for one that runs, where Nova starts it.
 
         Nova looks twice a second, without end: the guest may stop before it does so at all.
         """
@@ -228,7 +229,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         return found
 
     def suspend(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling. One that stands still by an error is to come back running."""
+        """End its settling. One that is paused by an error is to come back running."""
         with self.settler.held(instance.uuid):
             super().suspend(context, instance, *args, **kwargs)
             # Some snapshots come here.
@@ -276,7 +277,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                        *args: Any, **kwargs: Any) -> None:
         """End its settling: with a block job that does not end the server would go to ERROR.
 
-        And what is watched of its boot, as its disk is read here. One that stands still by an error
+        And what is watched of its boot, as its disk is read here. One that is paused by an error
         goes on first: libvirt would have it stand on the other host as if its user had paused it.
         """
         goes_on = self.standing.let_go_on(instance.uuid, CHAIN_SECONDS)
@@ -291,7 +292,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
 
     def post_live_migration_at_destination(self, context: Any, instance: Any, *args: Any,
                                            **kwargs: Any) -> None:
-        """Let it go on if it stood still when it left: see ``live_migration``."""
+        """Let it go on if it was paused when it left: see ``live_migration``."""
         super().post_live_migration_at_destination(context, instance, *args, **kwargs)
         if lazy(instance, 'vm_state') not in (None, vm_states.PAUSED):
             self.standing.has_arrived(instance.uuid)

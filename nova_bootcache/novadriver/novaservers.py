@@ -1,4 +1,4 @@
-"""What is needed of Nova for settling and guests that stand still.
+"""What is needed of Nova for settling and guests that are paused.
 
 Its servers on this host, their domains, its locks.
 """

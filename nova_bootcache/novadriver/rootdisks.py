@@ -100,7 +100,7 @@ class RootDisks:
         """See to it that a server's root disk can be opened, whatever the host went through.
 
         :param patience: seconds for which it waits while what is below is busy or away.
-        :param guest_waits: whether its guest stands still at what cannot be read of the base.
+        :param guest_waits: whether its guest is paused at what cannot be read of the base.
         :param kept_in: directory of a disk that was kept here while a copy was sent: the cache
             image is right for it. Empty for one that may have come from another host.
         :raises InternalError: if it cannot.

@@ -81,7 +81,7 @@ class BootWatch:
         self._shutdown.set()
 
     def stands_still(self, stands: bool) -> None:
-        """Say whether its guest stands still now, and waits for its disk: that is no silence."""
+        """Say whether its guest is paused now, and waits for its disk: that is no silence."""
         self._stands = stands
 
     def discard(self, why: str) -> None:
@@ -338,7 +338,7 @@ class WatchedBoots:
             watch.discard(why)
 
     def stand_still(self, server_ids: Container[str]) -> None:
-        """Say which servers' guests stand still now, and wait for their disks: it is no silence."""
+        """Say which servers' guests are paused now, and wait for their disks: it is no silence."""
         with self._lock:
             watches = list(self._watches.values())
         for watch in watches:

@@ -20,7 +20,7 @@ from nova_bootcache.settling.pivotstate import PivotFailed
 
 LOG = logging.getLogger(__name__)
 
-# Its guest may stand still by our hand, so not for longer.
+# Its guest may be paused by us, so not for longer.
 _PAUSE_SECONDS, _LONGEST_PAUSE = 10.0, 60.0
 # Each try copies all anew, and others wait for it.
 _STALLED_PAUSE, _LONGEST_STALLED = 60.0, 6 * 3600.0

@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 30.0
 # With a job that somebody was patient with before.
 _ENDING_SECONDS = 5.0
 _ENDING_POLL_SECONDS = 0.02
-# What may be left to copy when the guest is made to stand still: a fraction of a second's worth.
+# What may be left to copy when the guest is paused: a fraction of a second's worth.
 _MOST_BACKLOG = 32 << 20
 _BACKLOG_SECONDS = 10
 
@@ -117,7 +117,7 @@ class LiveDisk:
         return mirror.get('ready', 'copying')
 
     def paused(self) -> bool:
-        """Tell whether the guest stands still because somebody wanted it to.
+        """Tell whether the guest is paused because somebody wanted it to.
 
         :raises PivotRefused: if it neither runs nor does that.
         """
@@ -217,19 +217,19 @@ class LiveDisk:
             time.sleep(_ENDING_POLL_SECONDS)
 
     def suspend(self) -> None:
-        """Have the guest stand still, until ``resume``.
+        """Pause the guest, until ``resume``.
 
-        :raises PivotRefused: if it has just come to stand still by an error. libvirt leaves it so,
+        :raises PivotRefused: if it has just been paused by an error. libvirt leaves it so,
             and whoever sees to such guests lets it go on at any moment.
         """
         self.domain.suspend()
         state, reason = self.domain.state(0)
         # Of one whose QEMU has ended the next step tells.
         if state == libvirt.VIR_DOMAIN_PAUSED and reason != libvirt.VIR_DOMAIN_PAUSED_USER:
-            raise PivotRefused(f'{self._path}: its guest has just come to stand still, for reason'
+            raise PivotRefused(f'{self._path}: its guest has just been paused, for reason'
                                f' {reason}')
 
     def resume(self) -> None:
-        """Let the guest go on, if it stands still."""
+        """Let the guest go on, if it is paused."""
         if self.domain.state(0)[0] == libvirt.VIR_DOMAIN_PAUSED:
             self.domain.resume()

@@ -209,7 +209,7 @@ class Pivot:
                 raise exception.Cancelled(f'{self._path} is not moved now')
 
     def finish(self) -> None:
-        """Let QEMU go on with the new overlay. The guest stands still for some 40 ms.
+        """Let QEMU go on with the new overlay. The guest is paused for some 40 ms.
 
         A guest that a user paused stays paused.
 
@@ -240,7 +240,7 @@ class Pivot:
         if marker.phase is not PivotPhase.COPYING or disk.job() != 'yes':
             raise PivotFailed(f'{self._path}: it cannot be finished in phase {marker.phase.value},'
                               f' with its block job {disk.job()}')
-        # What the guest wrote faster than the rate would be copied while it stands still.
+        # What the guest wrote faster than the rate would be copied while it is paused.
         disk.catch_up()
         suspends = not disk.paused()
         marker = dataclasses.replace(marker, phase=PivotPhase.PIVOTING, suspends=suspends)

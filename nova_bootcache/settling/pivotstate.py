@@ -39,7 +39,7 @@ class PivotPhase(enum.Enum):
     """How far it is."""
 
     COPYING = 'copying'    # the old overlay is valid
-    PIVOTING = 'pivoting'  # the same; the guest stands still, or QEMU has not got the order yet
+    PIVOTING = 'pivoting'  # the same; the guest is paused, or QEMU has not got the order yet
     PIVOTED = 'pivoted'    # the new overlay is valid, and durable
     REBASING = 'rebasing'  # a stopped server: one overlay, whose header is being rewritten
 
@@ -120,7 +120,7 @@ class Found:
     :ivar spare: which overlay is called ``disk.settle``.
     :ivar running: whether QEMU runs.
     :ivar runs_from: which overlay QEMU runs from; NONE if it does not run or does not tell.
-    :ivar new_ran_on: whether the new overlay was written to when the guest stood still, and the
+    :ivar new_ran_on: whether the new overlay was written to when the guest was paused, and the
         old one was not.
     """
 
@@ -156,7 +156,7 @@ def _valid(phase: PivotPhase, found: Found) -> tuple[Overlay, str]:
         if found.runs_from is Overlay.OLD:
             return Overlay.NONE, 'QEMU runs from the old overlay after the new one took its place'
         return Overlay.NEW, ''
-    # PIVOTING: QEMU knows whether it has pivoted. If it is gone, the guest stood still, and the
+    # PIVOTING: QEMU knows whether it has pivoted. If it is gone, the guest was paused, and the
     # old overlay has all that it had written; the new one may not.
     if found.running:
         if found.runs_from is Overlay.NONE:

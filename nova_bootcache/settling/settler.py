@@ -43,7 +43,7 @@ class Settler:
     """Settles this host's servers, one at a time.
 
     One thread looks after them, and nothing long runs in it: it ends moves that were interrupted,
-    whose guests may stand still, before all else, and sees what servers there are. Another one
+    whose guests may be paused, before all else, and sees what servers there are. Another one
     copies: full bases, then servers' own data.
 
     :param host: the host.

@@ -1,1 +1,1 @@
-"""Servers whose guests stand still by an I/O error: they wait, and go on by themselves."""
+"""Servers whose guests are paused by an I/O error: they wait, and resume by themselves."""

@@ -15,7 +15,7 @@ _BY_ERROR = (libvirt.VIR_DOMAIN_PAUSED_IOERROR, libvirt.VIR_DOMAIN_PAUSED_UNKNOW
 
 
 def look_at(domain: Any) -> bool | None:
-    """Return whether a guest stands still by an I/O error, as far as libvirt knows by itself.
+    """Return whether a guest is paused by an I/O error, as far as libvirt knows by itself.
 
     :returns: None if it does not; False if libvirt knows no reason. There are releases of QEMU 10
         that tell of one such error a second at most: of a guest that stops again within that
@@ -29,7 +29,7 @@ def look_at(domain: Any) -> bool | None:
 
 
 def paused(connection: Any) -> dict[str, bool]:
-    """Return the guests that may stand still by an I/O error, as ``look_at`` has it, by server.
+    """Return the guests that may be paused by an I/O error, as ``look_at`` has it, by server.
 
     :raises libvirtError: if libvirt does not tell.
     """
@@ -42,7 +42,7 @@ def paused(connection: Any) -> dict[str, bool]:
                 found[server_id] = known
         except Exception as error:
             # It may have ended meanwhile.
-            LOG.debug('bootcache: what server %s stands still for is not known: %s', server_id,
+            LOG.debug('bootcache: why server %s is paused is not known: %s', server_id,
                       error)
     return found
 
@@ -56,7 +56,7 @@ def description(domain: Any) -> str:
 
 
 def is_stopped_by_error(domain: Any) -> bool:
-    """Tell whether it stands still by an I/O error, and by nothing else: QEMU may have to answer.
+    """Tell whether it is paused by an I/O error, and by nothing else: QEMU may have to answer.
 
     :raises libvirtError: if libvirt does not tell.
     """
@@ -103,7 +103,7 @@ def go_on(domain: Any) -> None:
 
 
 def go_on_if(domain: Any, is_wanted: Callable[[], bool]) -> None:
-    """Let a guest go on that stands still by an error, if that is wanted when it comes to it.
+    """Let a guest go on that is paused by an error, if that is wanted when it comes to it.
 
     :raises libvirtError: if libvirt does not tell, or refuses.
     """
@@ -112,7 +112,7 @@ def go_on_if(domain: Any, is_wanted: Callable[[], bool]) -> None:
 
 
 def stands_still(domain: Any) -> bool:
-    """Tell whether its guest stands still, for whatever reason.
+    """Tell whether its guest is paused, for whatever reason.
 
     :raises libvirtError: if libvirt does not tell.
     """
@@ -122,7 +122,7 @@ def stands_still(domain: Any) -> bool:
 def comes_back_running(domain: Any, change: Callable[[str], str]) -> None:
     """Have its guest run when it is restored, if its memory is saved.
 
-    Of one that stood still, for whatever reason, libvirt notes that it did not run.
+    Of one that was paused, for whatever reason, libvirt notes that it did not run.
 
     :param change: what else to change in the description that its memory is saved with.
     :raises libvirtError: if libvirt refuses.

@@ -1,4 +1,4 @@
-"""The servers of a host whose guests stand still by an I/O error: told, and let go on.
+"""The servers of a host whose guests are paused by an I/O error: told, and let go on.
 
 Nothing is remembered that libvirt and Nova do not tell: a nova-compute that is started again finds
 them. It has a thread of its own, as upkeep's round may fetch for minutes.
@@ -33,7 +33,7 @@ def why(obstacle: str, is_full: bool, was_tried: bool) -> str:
 
     :param obstacle: why what is below its disk cannot be read; empty if it can, as far as is known.
     :param is_full: libvirt says that the host has no space for what the guest writes.
-    :param was_tried: it went on, and stood still again at once.
+    :param was_tried: it was resumed, and paused again at once.
     """
     if obstacle:
         return obstacle
@@ -71,7 +71,7 @@ def cure(error: Exception | None, is_full: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StandingDomain:
-    """A guest that stands still by an error.
+    """A guest that is paused by an error.
 
     :ivar is_to_wait: it has a disk that was made to stop it by this driver, or may have: see
         novadriver/errorpolicy.py. Stock Nova's stop as well where the host's disk is full, and
@@ -89,7 +89,7 @@ class StandingDomain:
 
 def find(calls: LibvirtCalls,
          holds_path: Callable[[str | None], bool]) -> dict[str, StandingDomain]:
-    """Return a host's guests that stand still by an error, by server.
+    """Return a host's guests that are paused by an error, by server.
 
     :param holds_path: tells whether a file is a cache image of this host.
     :raises LibvirtHangs: if libvirt itself does not answer.
@@ -109,7 +109,7 @@ def find(calls: LibvirtCalls,
             hangs = error
         except Exception as error:
             # It may have ended meanwhile.
-            LOG.debug('bootcache: what server %s stands still for is not known: %s',
+            LOG.debug('bootcache: why server %s is paused is not known: %s',
                       server_id, error)
             continue
         if is_told or errors:
@@ -132,7 +132,7 @@ _RELAPSE_SECONDS = 30.0
 # After that it is for somebody to see to; said again as often.
 LONG_SECONDS = 3600.0
 _ASK_AGAIN_SECONDS = _SHORTEST_PAUSE = 0.5
-_LISTED = 'which guests stand still is not known'
+_LISTED = 'which guests are paused is not known'
 
 
 @dataclasses.dataclass
@@ -157,7 +157,7 @@ class StandingServers:
     :param nova: the host's servers.
     :param bases: what is below their disks.
     :param holds_path: tells whether a file is a cache image of this host.
-    :param boots: told who stands still.
+    :param boots: told which guests are paused.
     :param clock: gives monotonic seconds.
     """
 
@@ -185,7 +185,7 @@ class StandingServers:
         self._moving = UsageCounts('guests that are moved')
         self._starting = UsageCounts('guests that start')
         # Make looking whether a server is to go on, and that, one step.
-        self._steps = KeyedLocks(Rank.STANDING, 'the lock of a guest that stands still: server')
+        self._steps = KeyedLocks(Rank.STANDING, 'the lock of a guest that is paused: server')
         self._woken = threading.Event()
         self._stopped = False
 
@@ -196,33 +196,33 @@ class StandingServers:
         threading.Thread(target=self._run, name='bootcache-standing', daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more; who stands still goes on doing so."""
+        """Look no more; paused guests stay paused."""
         self._stopped = True
         self._woken.set()
 
     def wake(self) -> None:
-        """Look at once: a guest of this host stands still now. May be called by any thread."""
+        """Look at once: a guest of this host is paused now. May be called by any thread."""
         self._woken.set()
 
     @contextlib.contextmanager
     def kept(self, server_id: str) -> Iterator[None]:
-        """Let no guest go on while the block runs: its user has it stand still."""
+        """Let no guest go on while the block runs: its user has paused it."""
         with self._steps.of(server_id):
             yield
 
     def is_standing(self, server_id: str) -> bool:
-        """Tell whether a guest stands still by an error, as far as libvirt tells it now."""
+        """Tell whether a guest is paused by an error, as far as libvirt tells it now."""
         try:
             found = self._novas_calls.ask_known(server_id, errorstop.look_at)
             return found or (found is False and bool(
                 self._novas_calls.ask_qemu(server_id, errorstop.disk_errors)))
         except Exception as error:
-            LOG.debug('bootcache: whether server %s stands still is not known: %s', server_id,
+            LOG.debug('bootcache: whether server %s is paused is not known: %s', server_id,
                       error)
             return False
 
     def let_go_on(self, server_id: str, seconds: float) -> bool:
-        """Wait until a server's guest does not stand still, though Nova is about to move it.
+        """Wait until a server's guest is not paused, though Nova is about to move it.
 
         :param seconds: to wait at most.
         :returns: whether it does not.
@@ -243,12 +243,12 @@ class StandingServers:
         return self._starting.of(server_id)
 
     def is_started(self, server_id: str) -> bool:
-        """Tell whether a guest that Nova starts just now has been started, and stands still."""
+        """Tell whether a guest that Nova starts just now has been started, and is paused."""
         return server_id in self._starting and self.is_standing(server_id)
 
     def comes_back_running(self, server_id: str,
                            to_wait: Callable[[str], str] | None = None) -> bool:
-        """Have a server's guest run when it is resumed, also if it stood still as it was suspended.
+        """Have a server's guest run when it is resumed, also if it was paused as it was suspended.
 
         Nova waits without end until it does.
 
@@ -271,18 +271,19 @@ class StandingServers:
         return any(found)
 
     def has_arrived(self, server_id: str) -> None:
-        """Let a guest go on that stood still by an error when it left another host.
+        """Let a guest go on that was paused by an error when it left another host.
 
-        libvirt has it stand still here as if its user wanted that, which Nova does not know of.
+        libvirt has it paused here as if its user wanted that, which Nova does not know of.
         """
         def go_on() -> None:
             calls = self._novas_calls
             if calls.ask_known(server_id, errorstop.stands_still) \
                     and errorstop.waits_at(calls.ask_qemu(server_id, errorstop.description)):
                 calls.ask_qemu(server_id, errorstop.go_on)
-                LOG.info('bootcache: server %s stood still as it came here, and goes on', server_id)
+                LOG.info('bootcache: server %s was paused by an I/O error as it came here, and is'
+                         ' resumed', server_id)
 
-        self._change(server_id, go_on, 'whether it stands still')
+        self._change(server_id, go_on, 'whether it is paused')
 
     def _change(self, server_id: str, change: Callable[[], None], what: str) -> None:
         """Change the domain of a server, which may have none.
@@ -312,7 +313,7 @@ class StandingServers:
             try:
                 self.look()
                 self._throttle.recovered(
-                    _LISTED, 'bootcache: libvirt and Nova tell again which guests stand still')
+                    _LISTED, 'bootcache: libvirt and Nova tell again which guests are paused')
             except Exception as error:
                 self._throttle.warning(_LISTED, 'bootcache: %s, for now: %s', _LISTED, error)
             self._wait()
@@ -335,7 +336,7 @@ class StandingServers:
     # The work.
 
     def look(self) -> None:
-        """Look at all guests that stand still, and let go on those that can.
+        """Look at all guests that are paused, and let go on those that can.
 
         :raises Exception: if libvirt or Nova do not answer.
         """
@@ -382,15 +383,16 @@ class StandingServers:
         wait = self._waits.setdefault(server_id, _Wait(now, told_at=now))
         was, wait.why = wait.why, why(obstacle, standing.is_full, server_id in self._tries)
         if standing.hangs and wait.why != was:
-            LOG.warning('bootcache: server %s stands still, and cannot go on: %s. %s', server_id,
-                        wait.why, cure(error, standing.is_full))
+            LOG.warning('bootcache: server %s is paused by an I/O error, and cannot be resumed: %s.'
+                        ' %s', server_id, wait.why, cure(error, standing.is_full))
         elif is_new:
-            LOG.warning('bootcache: server %s stands still, and goes on by itself: %s', server_id,
-                        wait.why)
+            LOG.warning('bootcache: server %s is paused by an I/O error, and resumes by itself: %s',
+                        server_id, wait.why)
         elif now - wait.told_at >= LONG_SECONDS:
             wait.told_at = now
-            LOG.warning('bootcache: server %s has stood still for %.1f h: %s. %s', server_id,
-                        (now - wait.since) / 3600, wait.why, cure(error, standing.is_full))
+            LOG.warning('bootcache: server %s has been paused by an I/O error for %.1f h: %s. %s',
+                        server_id, (now - wait.since) / 3600, wait.why,
+                        cure(error, standing.is_full))
         if not obstacle and self._tries.acquire(server_id):
             self._tried_at[server_id] = self._clock()
             self._let_go_on(server_id)
@@ -403,7 +405,7 @@ class StandingServers:
             LOG.debug('bootcache: server %s is seen to by Nova, and tried again later', server_id)
             return
         try:
-            # Its user may have it stand still by now: libvirt does not tell one from the other.
+            # Its user may have paused it by now: libvirt does not tell one from the other.
             server = self._nova.server(server_id)
             if server is not None and self._runs(server):
                 # A call that comes to it later does not know that any more.

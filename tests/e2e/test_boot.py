@@ -195,7 +195,7 @@ def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, clo
             cloud.start(host.gateway_unit)
             started.result()
             wait_until(cloud.guests, 'the guest', 120)
-            compute_log.wait('cannot be read now: a guest that needs it stands still')
+            compute_log.wait('cannot be read now: a guest that needs it is paused')
         wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'the second boot',
                    240)
         assert 'BAD' not in tenant.openstack.wait_console(server, 'mark: ok')

@@ -64,7 +64,7 @@ def test_a_deployment_is_killed_while_it_is_saved_and_resumed_elsewhere(
     chosen = [word for server in deployment for word in ('--server', server)]
     first = begin(cloud, 'snapshot', *chosen, '--pause', '-o', str(path))
     try:
-        # All stand still, and what was paused is in the file; no image is there yet.
+        # All are paused, and what was paused is in the file; no image is there yet.
         wait_until(lambda: any(one['image_id'] for one in known(path)), 'a snapshot asked for', 120)
     finally:
         first.send_signal(signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_a_deployment_is_killed_while_it_is_saved_and_resumed_elsewhere(
     assert {row['server_id'] for row in rows} == set(deployment)
     assert {row['outcome'] for row in rows} == {'saved'}
     assert len({row['image_id'] for row in rows}) == COUNT
-    # Each stood still from before the kill to its snapshot's end, and goes on.
+    # Each was paused from before the kill to its snapshot's end, and goes on.
     assert [one['stands_since'] for one in known(path)] == [one['stands_since'] for one in left]
     assert not any(one['paused'] for one in known(path))
     for server in deployment:

@@ -80,7 +80,7 @@ def members(cloud):
         cloud.stop(member.name)
 
 
-# On a machine that does not come to it for seconds a fetch stands still, and is copied instead.
+# On a machine that does not come to it for seconds a fetch stalls, and is copied instead.
 TRIES = 4
 
 

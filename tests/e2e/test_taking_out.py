@@ -306,8 +306,10 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     assert remembered.exists()
     operator.shell(page.take('rm -rf /var/lib/glance/.novaclient', **{
         '/var/lib/glance/.novaclient': str(remembered)}))
-    page.skip('its database is SQLite', 'mariadb -e "DROP DATABASE bootcache"',
-              'mariadb -e "DROP USER bootcache@\'%\'"')
+    page.skip('its database is SQLite: tests/functional/test_database_page.py',
+              'mariadb -e "DROP DATABASE bootcache"', 'mariadb -e "DROP USER bootcache@\'%\'"',
+              'runuser -u postgres -- dropdb bootcache',
+              'runuser -u postgres -- dropuser bootcache')
 
     # 8. Ceph.
     page.skip('this cloud has none: tests/functional/test_ceph_page.py',

@@ -83,7 +83,7 @@ def test_the_gateway_dies_below_a_server_that_reads(tenant, image, cloud, comput
     # It reads the whole disk.
     tenant.command(server, 'check-all')
     assert cloud.gateway_pid() not in (None, killed)
-    compute_log.wait(f'server {server} stands still')
+    compute_log.wait(f'server {server} is paused')
     compute_log.wait(f'server {server} goes on')
     tenant.command(server, 'write 4')
     tenant.check(server)
@@ -101,13 +101,13 @@ def test_the_storage_node_is_away_in_mid_boot(tenant, image, cloud, compute_log)
     """For longer than the gateway keeps reads. Who waits, for what and since when is told."""
     server = begin(tenant, image)
     with storage_node_away(cloud):
-        compute_log.wait(f'server {server} stands still')
+        compute_log.wait(f'server {server} is paused')
 
         def told():
             rows = tenant.openstack.bootcache(cloud.config_file, 'host', 'list',
                                               '--unsettled')
             return [row['why'] for row in rows if row['server'] == server
-                    and 'it stands still since' in row['why']]
+                    and 'it has been paused since' in row['why']]
         why, = wait_until(told, 'that it is told of')
         assert 'cannot be reached' in why
         wait_until(lambda: as_shown(tenant, server) == ('ACTIVE', PAUSED), 'what Nova sees', 30)
@@ -129,7 +129,7 @@ def test_a_server_is_started_while_the_storage_node_is_away(tenant, image, cloud
         os.kill(cloud.gateway_pid(), signal.SIGKILL)
         tenant.openstack.nova.servers.start(server)
         tenant.openstack.wait_active(server)
-        compute_log.wait(f'server {server} stands still')
+        compute_log.wait(f'server {server} is paused')
     wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'its second boot')
     tenant.check_after_boot(server)
     runs_for_its_user(tenant, server)
@@ -148,7 +148,7 @@ def test_a_server_is_rescued_and_back_while_the_storage_node_is_away(tenant, ima
         tenant.openstack.wait_status(server, 'RESCUE')
         tenant.openstack.nova.servers.unrescue(server)
         tenant.openstack.wait_active(server)
-        compute_log.wait(f'server {server} stands still')
+        compute_log.wait(f'server {server} is paused')
     wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'its second boot')
     tenant.check_after_boot(server)
     runs_for_its_user(tenant, server)
@@ -157,7 +157,7 @@ def test_a_server_is_rescued_and_back_while_the_storage_node_is_away(tenant, ima
 def test_the_base_is_at_another_address(tenant, image, cloud, compute_log):
     server = begin(tenant, image)
     with storage_node_away(cloud):
-        compute_log.wait(f'server {server} stands still')
+        compute_log.wait(f'server {server} is paused')
         with service_with(cloud, advertise_port=EXPORT_PORT):
             tenant.login(server)
             tenant.command(server, 'check-all')
@@ -191,7 +191,7 @@ def test_a_host_has_an_exporter_of_its_own(tenant, image, cloud, wire):
 
 
 def test_a_server_that_its_user_paused_stays_paused(tenant, image, cloud, compute_log):
-    """Also one that stood still already; the other one tells when all have been looked at."""
+    """Also one that was paused already; the other one tells when all have been looked at."""
     paused, other = tenant.server(image), tenant.server(image)
     for server in (paused, other):
         tenant.login(server)
@@ -204,7 +204,7 @@ def test_a_server_that_its_user_paused_stays_paused(tenant, image, cloud, comput
         with storage_node_away(cloud):
             readers = {server: pool.submit(reads, server) for server in (paused, other)}
             for server in readers:
-                compute_log.wait(f'server {server} stands still')
+                compute_log.wait(f'server {server} is paused')
             tenant.openstack.nova.servers.pause(paused)
             tenant.openstack.wait_status(paused, 'PAUSED')
         readers[other].result()
@@ -221,7 +221,7 @@ def test_one_that_stood_still_as_it_was_suspended_is_resumed(tenant, image, clou
     tenant.login(server)
     with storage_node_away(cloud):
         tenant.openstack.type(server, 'check-all', '.*check-all')
-        compute_log.wait(f'server {server} stands still')
+        compute_log.wait(f'server {server} is paused')
         tenant.openstack.nova.servers.suspend(server)
         tenant.openstack.wait_status(server, 'SUSPENDED')
         # What the gateway still has of the base is gone with it.

@@ -79,7 +79,7 @@ def processes_of(directory):
 
 @contextlib.contextmanager
 def frozen(pid):
-    """A process stands still, until the end of the block or its own."""
+    """A process is stopped, until the end of the block or its own."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

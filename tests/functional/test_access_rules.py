@@ -217,6 +217,25 @@ def test_who_has_the_network_and_the_certificates_has_no_file_of_servers():
         assert sources & {'bootcache_connectors_t', 'bootcache_gateway_t'} == {domain}, kind
 
 
+def test_selinux_allows_each_domain_the_ports_of_its_peers():
+    """By the names that the policies of Fedora and Debian have for them."""
+    found = {}
+    for source, target, rights in re.findall(
+            r'^\s*allow (\w+) (\{[^}]*port_t[^}]*\}|\w*port_t):tcp_socket (\{[^}]*\}|\w+);',
+            MODULE.read_text(), re.M):
+        for right in re.findall(r'\w+', rights):
+            found.setdefault((source, right), set()).update(re.findall(r'\w+', target))
+    unnamed = {'port_t', 'unreserved_port_t'}
+    assert found == {
+        ('bootcache_t', 'name_bind'): unnamed,
+        ('bootcache_t', 'name_connect'): unnamed | {f'{name}_port_t' for name in (
+            'amqp', 'mysqld', 'postgresql', 'http', 'http_cache', 'commplex_main', 'cyphesis',
+            'glance', 'armtechdaemon', 'osapi_compute')},
+        ('bootcache_connectors_t', 'name_connect'): {*unnamed, 'cyphesis_port_t'},
+        ('bootcache_exchange_t', 'name_bind'): unnamed,
+        ('bootcache_exchange_t', 'name_connect'): unnamed}
+
+
 def test_selinux_lets_systemd_change_to_domains_under_no_new_privileges():
     text = MODULE.read_text()
     domains = set(re.findall(r'^typeattribute (\w+) domain;', text, re.M))

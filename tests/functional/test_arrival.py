@@ -256,7 +256,7 @@ def test_bytes_are_right_where_nobody_can_tell_what_is_allocated(host, way, node
 
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
 def test_what_can_come_no_more_is_an_error_and_never_other_bytes(host, way, directory):
-    """Also of a read that waits while the job runs by which it comes: a guest stands still."""
+    """Also of a read that waits while the job runs by which it comes: a guest is paused."""
     boot(host, f'{directory}/disk')
     job = graph.arrival_job(IMAGE)
     until(lambda: daemonjobs.look(host.gateway.daemon, job), 'that it comes')

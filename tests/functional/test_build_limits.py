@@ -94,7 +94,7 @@ def test_a_console_without_end_takes_no_room(image, directory):
     (b'Kernel panic - not syncing: no init', 'Kernel panic - not syncing: no init'),
     (b'Loading', 'read nothing from its disk but')])
 def test_a_guest_that_does_not_come_up_has_not_booted(image, directory, says, told):
-    """It stands still after its first reads: neither silence nor the time limit makes it a boot."""
+    """It is silent after its first reads: neither silence nor the time limit makes it a boot."""
     guest = bootsectors.speaks(b'\r\n' + says + b'\r\n')
     done = bootcache(directory, 'build', image(guest), *QUICKLY, '--silence', '2', '--timeout',
                      '12')

@@ -44,7 +44,7 @@ def test_a_host_reads_in_ceph_without_the_storage_node(ceph_hosts, node, glance_
     used = json.loads(glance_store.ceph.run('rbd', 'du', '--format', 'json',
                                             f'bootcache/host-1/{name}'))
     assert used['images'][0]['used_size'] == 0
-    # A guest that stood still may go on, and a server may start.
+    # A guest that was paused may go on, and a server may start.
     host.chains.reach_base(node.image_id)
     host.chains.serve_base(host.cache.known(node.image_id))
     assert host.cache.known(node.image_id).remote.rbd == node.remote().rbd
@@ -153,7 +153,7 @@ def test_a_service_that_tells_later(ceph_hosts, node, directory):
 # While servers read.
 
 def reading(host, node, offset):
-    """Read in a thread, as a guest does that stands still at an error, and is let go on."""
+    """Read in a thread, as a guest does that is paused at an error, and is let go on."""
     read = []
 
     def run():

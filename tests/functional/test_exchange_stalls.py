@@ -1,4 +1,4 @@
-"""Hosts that exchange: who stands still, is slow, or hangs is left in time."""
+"""Hosts that exchange: who stalls, is slow, or hangs is left in time."""
 
 import contextlib
 import os

@@ -139,7 +139,7 @@ def test_a_server_that_began_on_the_compressed_one_reads_on(host, node, director
 
 
 def _expand_in(host, entry, told, step):
-    """Be a nova-compute that stands still at a step."""
+    """Be a nova-compute that waits at a step."""
     def stand(name):
         if name == step:
             told.send(name)

@@ -50,7 +50,7 @@ class KnownOf(Claims):
 
 
 class Held:
-    """Glance's upload, as the service calls it; it can be made to stand still in the midst."""
+    """Glance's upload, as the service calls it; it can be made to wait in the midst."""
 
     def __init__(self, glance):  # noqa: F811
         self._images = glance.client(ADMIN).images

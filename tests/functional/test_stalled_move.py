@@ -1,6 +1,6 @@
 """A server whose copy comes to no end while it is moved to the full base: real QEMU and libvirt.
 
-QEMU answers. What it copies needs the base, and the gateway stands still: SIGSTOP stands for a
+QEMU answers. What it copies needs the base, and the gateway is stopped: SIGSTOP stands for a
 storage node that is frozen, or a link that swallows all.
 """
 
@@ -94,7 +94,7 @@ def ended(host, guest):
 
 
 def stalls(host, guest):
-    """A copy of a guest is begun, stands still, is given up and does not end."""
+    """A copy of a guest is begun, stalls, is given up and does not end."""
     moved = move_of(host, guest)
     moved.begin()
     with pytest.raises(exception.BlockJobStalls, match=r'was copied for ([2-9]|\d\d+) s'):

@@ -138,7 +138,7 @@ def test_a_frozen_monitor_of_a_stranger_is_not_adopted(daemons, directory):
 
 
 def is_frozen(pid):
-    """Tell whether all threads of a process that was sent SIGSTOP stand still."""
+    """Tell whether all threads of a process that was sent SIGSTOP are stopped."""
     return all(Path(task, 'stat').read_text().rpartition(')')[2].split()[0] == 'T'
                for task in Path(f'/proc/{pid}/task').iterdir())
 
@@ -160,7 +160,7 @@ def test_stop_waits_for_the_process_not_for_its_pid_file(daemons):
     pid = daemon.pid()
     os.kill(pid, signal.SIGSTOP)
     # Of two signals that wait the kernel delivers the lower one first: SIGTERM is to come later.
-    until(lambda: is_frozen(pid), 'the daemon stands still')
+    until(lambda: is_frozen(pid), 'the daemon is stopped')
     ending = threading.Thread(target=daemon.stop, args=(3,))
     ending.start()
     until(lambda: is_pending(pid, signal.SIGTERM), 'the signal that is to end it')

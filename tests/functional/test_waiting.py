@@ -105,7 +105,7 @@ def reads(guest):
 
 
 def stands_still(guest):
-    until(lambda: errorstop.is_stopped_by_error(guest.domain), 'that the guest stands still')
+    until(lambda: errorstop.is_stopped_by_error(guest.domain), 'that the guest is paused')
 
 
 def runs(guest):
@@ -140,7 +140,7 @@ def test_it_waits_while_what_is_below_is_away_and_does_not_see_how_long(booted, 
 
 
 def test_one_that_its_user_paused_stays_paused(booted, host):
-    """Also where it stood still by an error before, of which libvirt takes no note."""
+    """Also where it was paused by an error before, of which libvirt takes no note."""
     kill_gateway(booted)
     reads(booted)
     stands_still(booted)
@@ -186,7 +186,7 @@ def test_one_that_comes_to_stand_still_in_mid_move_is_not_moved(booted, host, mo
             reads(booted)
             stands_still(booted)
     monkeypatch.setattr(Marker, 'save', stops_before_it_is_suspended)
-    with pytest.raises(PivotRefused, match='has just come to stand still'):
+    with pytest.raises(PivotRefused, match='has just been paused'):
         moved.finish()
     assert booted.files() == files and booted.backing[0] == booted.images.cache
     host.standing.start()
@@ -205,7 +205,7 @@ def test_one_of_whose_error_libvirt_was_not_told_goes_on(booted, host):
     host.standing.start()
     assert booted.answer('check-all') == 'ok'
     libvirt_qemu.qemuMonitorCommand(booted.domain, '{"execute": "stop"}', 0)
-    until(lambda: not runs(booted), 'that the guest stands still')
+    until(lambda: not runs(booted), 'that the guest is paused')
     assert booted.domain.state(0) == [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN]
     host.standing.wake()
     until(lambda: runs(booted), 'that it goes on')
@@ -228,7 +228,7 @@ def test_one_that_stood_still_as_it_was_suspended_runs_when_it_comes_back(booted
 
 @pytest.fixture
 def ill(home, booted, host, monkeypatch):
-    """Another guest of the host, and the first of its servers; both stand still.
+    """Another guest of the host, and the first of its servers; both are paused.
 
     Its QEMU answers nobody, as one that hangs at a disk of its host.
     """

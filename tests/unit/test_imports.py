@@ -144,6 +144,7 @@ def test_glance_compute_hosts_and_the_command_need_no_database(first):
 
 @pytest.mark.parametrize('module', ['glance_bootcache.cli.service', 'glance_bootcache.cli.main',
                                     'glance_bootcache.cli.manage', 'glance_bootcache.cli.status',
+                                    'glance_bootcache.cli.storagenode',
                                     'glance_bootcache.hook', 'nova_bootcache.novadriver.driver',
                                     'nova_bootcache.scheduler.filters',
                                     'nova_bootcache.scheduler.weights'])

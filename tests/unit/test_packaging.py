@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from glance_bootcache.cli import storagenode
+
 TOP = Path(__file__).resolve().parents[2]
 PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
 # Names of modules, where the distribution has another one.
@@ -55,6 +57,22 @@ def test_the_storage_extra_is_what_the_database_imports():
     extras = tomllib.loads((TOP / 'pyproject.toml').read_text())['project']['optional-dependencies']
     assert {Requirement(line).name.lower() for line in extras['storage']} == {
         distribution(module) for module in STORAGE}
+    assert set(storagenode.MODULES) == STORAGE
+
+
+@pytest.mark.parametrize('program, code', [
+    ('glance-bootcache', 1), ('bootcache-manage', 1), ('bootcache-status', 255)])
+def test_a_program_without_the_storage_extra_says_what_to_install(program, code):
+    scripts = tomllib.loads((TOP / 'pyproject.toml').read_text())['project']['scripts']
+    module, _, function = scripts[program].partition(':')
+    # As they are where these are not installed.
+    absent = f'sys.modules.update(dict.fromkeys({sorted(STORAGE)}))'
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', f'import sys; {absent}; import {module} as module;'
+         f' sys.exit(module.{function}())'], cwd=TOP, capture_output=True, text=True, check=False)
+    assert done.returncode == code and done.stderr.splitlines() == [
+        f'{program}: alembic, oslo_db, oslo_upgradecheck, sqlalchemy: not installed; a storage node'
+        f' needs bootcache[storage]: {sys.prefix}/bin/pip install "bootcache[storage]"']
 
 
 def normal(name):

@@ -27,7 +27,7 @@ _SECONDS = 600
 class Killed:
     """What a server saw of it.
 
-    :ivar waited_seconds: for which it stood still.
+    :ivar waited_seconds: for which it was paused.
     :ivar errors: I/O errors that the guest's kernel tells of.
     :ivar wrong_files: of the image, by its packages' checksums.
     """
@@ -72,7 +72,7 @@ def kill_the_gateway(cloud: BootcacheCloud, openstack: OpenStack, server: str) -
 
 
 def _waits(openstack: OpenStack, server: str) -> float:
-    """Seconds for which it stood still, until it has answered."""
+    """Seconds for which it was paused, until it has answered."""
     import libvirt
 
     waited, last = 0.0, time.monotonic()

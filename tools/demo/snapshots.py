@@ -25,7 +25,7 @@ class Snapshot:
     :ivar seconds: from the request until Glance has all of it.
     :ivar network_bytes: that the host sent: uploaded to Glance, or written to the exporter.
     :ivar stored_bytes: that it takes in the store, beside its base.
-    :ivar identical: whether its content is that of the server's disk, which stands still meanwhile.
+    :ivar identical: whether its content is that of the server's disk, which is paused meanwhile.
     """
 
     way: str

@@ -1,4 +1,4 @@
-"""When a fetch by exchange that stands still is helped, and when it is left."""
+"""When a fetch by exchange that stalls is helped, and when it is left."""
 
 import pytest
 from hypothesis import given

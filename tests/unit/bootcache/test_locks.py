@@ -1,4 +1,4 @@
-"""Locks know their turn: a mistake is told when it is made, not when two threads stand still."""
+"""Locks know their turn: a mistake is told when it is made, not when threads wait for good."""
 
 import gc
 import threading

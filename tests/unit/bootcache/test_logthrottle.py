@@ -86,13 +86,32 @@ def test_a_clock_that_is_set_back(clock):
     assert throttle.is_new('certificate') and not throttle.is_new('certificate')
 
 
-def test_what_is_remembered_is_bounded(throttle):
+def test_what_is_remembered_of_a_topic_is_bounded(throttle):
     for number in range(logthrottle._MOST_TEXTS + 1):
         assert throttle.is_new('ceph', str(number))
     assert throttle.is_new('ceph', '0'), 'rather twice than without end'
-    for number in range(logthrottle._MOST_TOPICS):
-        throttle.is_new(str(number))
-    assert throttle.is_new('ceph', '0')
+
+
+def test_of_more_topics_than_are_remembered_one_line_tells(throttle, clock, caplog):
+    def failing(topics):
+        for topic in topics:
+            throttle.warning(str(topic), 'away: %s', topic)
+
+    most = logthrottle._MOST_TOPICS
+    failing(range(most))
+    assert len(lines(caplog)) == most
+    for _round in range(2):
+        clock.now += REPEAT_SECONDS / 4
+        failing(range(most + 2))
+    assert lines(caplog) == [
+        '10000 failures are logged already; what fails beside them is not logged']
+    # Who recovers, or was logged long ago, leaves its place.
+    throttle.recovered('7', 'it is back')
+    failing([most])
+    assert lines(caplog) == ['it is back', f'away: {most}']
+    clock.now += REPEAT_SECONDS / 2
+    failing([most + 1])
+    assert lines(caplog) == [f'away: {most + 1}']
 
 
 def test_of_threads_that_fail_at_once_one_logs(clock):

@@ -183,9 +183,9 @@ def test_servers_that_stand_still_come_first(cli):
                          ('server-3', 'no space', 1790000060.0))}]
     rows = cli.json('host', 'list', '--unsettled')
     assert [(row['server'], row['why']) for row in rows] == [
-        ('server-2', 'it stands still since 2026-09-21T14:13:20+00:00, and waits: the exporter'
+        ('server-2', 'it has been paused since 2026-09-21T14:13:20+00:00, and waits: the exporter'
                      ' cannot be reached'),
-        ('server-3', 'it stands still since 2026-09-21T14:14:20+00:00, and waits: no space'),
+        ('server-3', 'it has been paused since 2026-09-21T14:14:20+00:00, and waits: no space'),
         (None, '1 more servers wait'), ('server-1', 'it is settled soon')]
 
 

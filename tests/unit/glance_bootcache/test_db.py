@@ -35,6 +35,15 @@ def test_the_default_is_a_file_that_the_service_makes(storage_conf):
     assert Orders(start.wait_for(storage_conf)).of('one') == {IMAGE}
 
 
+def test_a_start_logs_the_schema_when_it_is_made_and_nothing_else(storage_conf, caplog):
+    caplog.set_level('INFO')
+    os.makedirs(storage_conf.bootcache.state_dir)
+    for _start in range(2):
+        start.wait_for(storage_conf).close()
+    said, = [record.getMessage() for record in caplog.records]
+    assert said.endswith(f'has schema {schema.wanted()}')
+
+
 def test_what_is_answered_is_on_the_disk(database):
     """Also after a power cut, which WAL's usual setting does not promise."""
     def settings(connection):
@@ -74,6 +83,21 @@ def test_a_url_that_lacks_something_is_refused(storage_conf, connection):
     with pytest.raises(exception.ConfigurationError, match=r'%40|names no database') as told:
         Database(storage_conf)
     assert 'secret' not in str(told.value) and 'cret@' not in str(told.value)
+
+
+@pytest.mark.parametrize('scheme, parameter', [
+    ('mysql+pymysql', 'nonsense=1'), ('mysql+pymysql', 'charset=nonsense'),
+    ('mysql+pymysql', 'connect_timeout=nonsense'), ('mysql+pymysql', 'connect_timeout=-1'),
+    ('postgresql+psycopg2', 'nonsense=1'), ('postgresql+psycopg2', 'sslmode=nonsense'),
+    ('sqlite', 'timeout=nonsense')])
+def test_a_parameter_that_there_is_not_is_told_of(storage_conf, tmp_path, scheme, parameter):
+    pytest.importorskip(scheme.partition('+')[2] or 'sqlite3')
+    place = f'/{tmp_path}/x.sqlite' if scheme == 'sqlite' else 'bootcache:secret@127.0.0.1/x'
+    storage_conf.set_override('connection', f'{scheme}://{place}?{parameter}', db_conf.GROUP)
+    with pytest.raises(exception.ConfigurationError, match=(
+            r'\[database\]connection: a parameter behind the "\?" .*cannot be used')) as told:
+        start.wait_for(storage_conf)
+    assert 'secret' not in str(told.value)
 
 
 def test_what_belongs_to_another_user_is_told_of(storage_conf):
@@ -128,6 +152,22 @@ def test_it_is_waited_for(storage_conf, database, caplog, monkeypatch):
     os.rmdir(database.file)
     waiting.join()
     assert len(found) == 1
+
+
+def test_it_is_waited_for_again_when_it_goes_away_before_its_first_reads(
+        storage_conf, database, caplog, monkeypatch):
+    monkeypatch.setattr(start, '_AGAIN_SECONDS', 0.01)
+    Orders(database).add(IMAGE, ['one'])
+    database.close()
+    os.rename(database.file, f'{database.file}-away')
+    os.mkdir(database.file)
+
+    def comes_back():
+        os.rmdir(database.file)
+        os.rename(f'{database.file}-away', database.file)
+
+    orders = start.until_it_answers(lambda: Orders(database), comes_back)
+    assert orders.of('one') == {IMAGE} and 'waits for it' in caplog.text
 
 
 # The writer.

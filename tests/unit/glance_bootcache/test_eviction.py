@@ -35,7 +35,7 @@ def path(house, image=IMAGE):
 
 
 def test_nobody_waits_for_an_exporter_that_does_not_answer(ready):
-    """The store's lock was held over it: all of the service stood still for 40 s."""
+    """The store's lock was held over it: all of the service waited for 40 s."""
     begun, go_on, file = threading.Event(), threading.Event(), path(ready)
 
     def hang(manifest):

@@ -106,6 +106,19 @@ def test_it_is_tried_at_once_when_there_is_doubt_or_another_directory(registrars
     assert registrars.store_of(glance.directory) == ''
 
 
+def test_what_comes_of_a_trial_is_logged_when_it_changes(registrars, glance, caplog):
+    caplog.set_level('INFO')
+    for store in 'file', 'file', '', '', 'file', 'other':
+        glance.store = store
+        registrars.look()
+        registrars.doubt(glance.directory)
+    registers = '{}: Glance\'s store {} registers snapshots without copying them'.format
+    file, nothing, again, other = [record.getMessage() for record in caplog.records]
+    assert file == again == registers(glance.directory, 'file')
+    assert 'no store of Glance registers snapshots' in nothing
+    assert other == registers(glance.directory, 'other')
+
+
 def test_a_glance_that_is_away_is_asked_again(registrars, glance, now):
     glance.away, glance.store = True, 'file'
     with pytest.raises(ConnectionError):

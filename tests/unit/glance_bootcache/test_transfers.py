@@ -13,7 +13,7 @@ from glance_bootcache.storage.transfers import Transfer, Transfers, seconds_left
     (50, 1.9, None, None),
     (50, 1.9, 10.0, 95.0),           # by the last one's rate
     (100, 2.0, 1000.0, 18.0),        # by its own
-    (0, 100.0, 1000.0, None),        # it stands still, or is no download
+    (0, 100.0, 1000.0, None),        # it stalls, or is no download
     (1000, 10.0, None, 0.0),
     (2000, 10.0, None, 0.0)])        # more than Glance has said
 def test_the_seconds_that_a_download_takes(done, elapsed, usual, left):

@@ -1,4 +1,4 @@
-"""Stand-ins for libvirt's domains, Nova and what is below the disks: guests that stand still."""
+"""Stand-ins for libvirt's domains, Nova and what is below the disks: guests that are paused."""
 
 import types
 

@@ -289,10 +289,10 @@ def test_it_is_told_of_with_the_cure_and_goes_on_when_its_qemu_answers(house, ha
     house.pass_time(3500)
     reason, = (guest.waits_for for guest in house.standing.report().named)
     assert reason == 'its QEMU does not answer libvirt'
-    assert caplog.text.count('server a stands still, and cannot go on') == 1
+    assert caplog.text.count('server a is paused by an I/O error, and cannot be resumed') == 1
     assert caplog.text.count(cure(exception.LibvirtHangs(), False)) == 1
     house.pass_time(3600)
-    assert caplog.text.count('server a has stood still') == 1
+    assert caplog.text.count('server a has been paused') == 1
     ill.diskErrors = well
     ill.control = [libvirt.VIR_DOMAIN_CONTROL_OK, 0, 0]
     all_return(house.standing._calls, hanging)
@@ -312,7 +312,7 @@ def test_of_one_that_hangs_only_what_libvirt_knows_by_itself_is_believed(house, 
 
 
 def test_nova_waits_for_no_answer_either(house, hanging, caplog):
-    """As it asks whether a guest stands still, or has one go on that came from another host."""
+    """As it asks whether a guest is paused, or has one go on that came from another host."""
     ill = house.stands('a', reason=libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
     ill.diskErrors = ill.resume = hanging
     assert not house.standing.is_standing('a')

@@ -1,6 +1,6 @@
 """Settling: what is quick waits for no copy, which may take hours.
 
-Interrupted moves, whose guests stand still, are ended meanwhile, and what servers there are is seen
+Interrupted moves, whose guests are paused, are ended meanwhile, and what servers there are is seen
 and told. The threads are the settler's own.
 """
 
@@ -70,7 +70,7 @@ class Seen(threading.Event):
 @pytest.mark.parametrize('conductor', ['answers', 'is away'])
 def test_a_guest_that_a_move_suspended_goes_on_while_a_base_is_copied(house, threads, copying,
                                                                       monkeypatch, conductor):
-    """Its QEMU answered the pivot late: it stood still until the other image's base was here."""
+    """Its QEMU answered the pivot late: it was paused until the other image's base was here."""
     house.boots('hangs')
     house.boots('other', OTHER)
     open(house.base(), 'w').close()

@@ -1,4 +1,4 @@
-"""What Nova does with servers whose guests stand still by an error: none of them goes to ERROR.
+"""What Nova does with servers whose guests are paused by an error: none of them goes to ERROR.
 
 Nova's methods are noted; libvirt and QEMU are real in tests/functional/test_waiting.py.
 """
@@ -60,7 +60,7 @@ def test_the_other_host_sees_to_the_chain_before_anything_moves(nova):
 
 @pytest.mark.parametrize('stands', [False, True])
 def test_a_guest_that_waits_is_not_moved(nova, stands):
-    """libvirt would have it stand still on the other host as if its user wanted it to."""
+    """libvirt would have it paused on the other host as if its user wanted it to."""
     nova.driver.standing.is_standing.return_value = stands
     if stands:
         with pytest.raises(nova_exception.MigrationPreCheckError, match='waits for its disk'):
@@ -283,7 +283,7 @@ USER = libvirt.VIR_DOMAIN_PAUSED_USER
 
 
 def test_a_saved_guest_is_noted_as_one_that_ran(house):
-    """libvirt notes of one that stood still that it did not."""
+    """libvirt notes of one that was paused that it did not."""
     domain = house.stands('a')
     house.standing.comes_back_running('a')
     assert domain.redefined == []

@@ -1,4 +1,4 @@
-"""Guests that stand still by an I/O error: which of them go on by themselves, and when.
+"""Guests that are paused by an I/O error: which of them go on by themselves, and when.
 
 libvirt's domains, Nova and what is below the disks are stand-ins; tests/functional/test_waiting.py
 has real ones.
@@ -84,7 +84,7 @@ def test_one_goes_on_at_once_where_what_is_below_can_be_read(house, caplog):
     domain = house.stands('a')
     house.pass_time(5)
     assert domain.resumed == [5000.0] and house.reached == [(IMAGE, 5000.0)]
-    assert 'server a stands still' in caplog.text and 'server a goes on after 1 s' in caplog.text
+    assert 'server a is paused' in caplog.text and 'server a goes on after 1 s' in caplog.text
     assert house.standing.report() == PausedGuests(0, ())
 
 
@@ -285,7 +285,7 @@ def test_a_libvirt_that_is_away_is_told_once_and_asked_again(house, monkeypatch,
         standing._stopped = next(waits)
     monkeypatch.setattr(standing._woken, 'wait', wait)
     standing._run()
-    assert caplog.text.count('which guests stand still is not known') == 1
+    assert caplog.text.count('which guests are paused is not known') == 1
 
 
 def test_an_event_ends_the_pause(house):

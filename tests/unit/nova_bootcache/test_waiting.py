@@ -91,7 +91,7 @@ def test_a_guest_that_waits_is_started_at_once(gateway, clock, tmp_path, error, 
     gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60, guest_waits=True)
     entry = gateway.cache.known(IMAGE)
     assert absent == [(entry.remote, entry.virtual_bytes)]
-    assert clock.now == 5000 and 'stands still, and goes on by itself' in caplog.text
+    assert clock.now == 5000 and 'is paused, and resumes by itself' in caplog.text
 
 
 @pytest.mark.parametrize('error', LASTING, ids=repr)
@@ -135,7 +135,7 @@ def test_a_server_that_is_deleted_meanwhile_does_not_wait(gateway, clock, tmp_pa
     clock.then[5] = lambda: os.unlink(disk(tmp_path))
     with pytest.raises(exception.StorageNodeAway):
         gateway.chains.keep_chain(IMAGE, disk(tmp_path), 600)
-    assert clock.now == 5005
+    assert clock.now == 5005 and len(gateway.tries) == 5, 'its chain is not made after its end'
 
 
 @pytest.mark.parametrize('answer, seconds', [

@@ -483,6 +483,9 @@ class Controller:
         image_id, begun = job.image_id, job.begun
         try:
             job.check_cancelled()
+            if job.step != Step.RETIRE and begun is not None \
+                    and not policy.is_same_work(self._store.load(image_id), begun):
+                raise exception.Cancelled('it is another one than when it was decided about')
             self._work.do(job, image)
             if self._store.load(image_id) != begun:
                 self._pauses.forget(image_id)

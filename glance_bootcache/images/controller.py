@@ -487,7 +487,7 @@ class Controller:
                     and not policy.is_same_work(self._store.load(image_id), begun):
                 raise exception.Cancelled('it is another one than when it was decided about')
             self._work.do(job, image)
-            if self._store.load(image_id) != begun:
+            if job.step != Step.RETIRE or self._store.load(image_id) != begun:
                 self._pauses.forget(image_id)
             else:
                 # It is not done yet, as servers need the base.

@@ -197,7 +197,8 @@ class Images(stateful.RuleBasedStateMachine):
 
     def tell(self, image, how, call):
         for _time in range({'': 0, 'told': 1, 'told twice': 2}[how]):
-            self.told.add(image)
+            if call.__name__ == 'image_changed':
+                self.told.add(image)
             for _again in range(20):
                 try:
                     call(image)

@@ -50,6 +50,7 @@ def test_a_server_that_boots_tells_of_its_host_as_well(house):
 def test_while_it_waits_nobody_is_asked_again(house):
     lonely(house).images.put(IMAGE)
     house.changed(IMAGE)
+    house.settle()
     asked = []
     real = house.images.get
     house.images.get = lambda image_id: asked.append(image_id) or real(image_id)

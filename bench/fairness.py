@@ -37,6 +37,7 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import BuildJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
@@ -111,7 +112,7 @@ class Stage:
         self.boots = _ProfileBoots()
         self.manager = Manager(conf, self._store, _Glance(directory), self.exporter, tiers,
                                self.boots, ReportedNeeds(database),
-                               Hosts(self._store, tiers, Orders(database)))
+                               Hosts(self._store, tiers, Orders(database)), ServiceMetrics())
         self.manager.host_reported()
         self._count = 0
         self._of_owner: collections.defaultdict[str, list[str]] = collections.defaultdict(list)

@@ -10,7 +10,7 @@ from oslo_log import log as logging
 from bootcache import bus, cacheimage, exception, optionfault
 from bootcache import conf as bootcache_conf
 from bootcache.rpc import messages, transport
-from glance_bootcache import startchecks
+from glance_bootcache import monitoring, startchecks
 from glance_bootcache.db import start
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.exchange.offers import ExchangeOffers
@@ -26,7 +26,7 @@ from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.images.reportedboots import ReportedBoots
-from glance_bootcache.metrics import Metrics
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import messagesize, validation
 from glance_bootcache.rpc.endpoints import Endpoints
@@ -134,7 +134,9 @@ class StorageService:
         images = Images(conf)
         hosts = Hosts(store, tiers, orders,
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
-        manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs, hosts)
+        metrics = ServiceMetrics()
+        manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs, hosts,
+                          metrics)
         events = ImageEvents(manager.consider, manager.forget, manager.fewer_see)
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, needs)
@@ -159,12 +161,17 @@ class StorageService:
         listener = get_listener(conf, events)
         listener.start()
         rejected, offers = RejectedMessages(), ExchangeOffers(conf, store, tiers)
-        self._started.append(Metrics(conf, offers.given))
+        if group.metrics_port:
+            checks = monitoring.checks(conf, database, exporter)
+            monitoring.sample(metrics, conf, store=store, manager=manager, tiers=tiers, hosts=hosts,
+                              given=offers.given, rejected=rejected, snapshots=snapshots,
+                              database=database, health_checks=checks)
+            self._started.append(monitoring.listen(conf, metrics, checks))
         server = validation.get_server(
             transport.get_transport(conf), conf.host,
             Endpoints(manager, ReportedBoots(conf, store, exporter, manager, tiers), hosts,
                       Operators(store, tiers, manager, hosts, offers.given), warming, needs,
-                      rejected, offers, snapshots), rejected)
+                      rejected, offers, snapshots, metrics), rejected, metrics)
         server.start()
         self._started += [server, listener]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)

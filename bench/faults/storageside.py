@@ -35,6 +35,7 @@ from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import cephbases
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import BuildJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import validation
@@ -149,7 +150,7 @@ class _Dispatcher:
         # Hosts of a stage do in seconds what others do in hours.
         self._dispatcher = validation.ValidatingDispatcher(
             messaging.RPCDispatcher([endpoints], None), rejected,
-            RateLimiter(lambda: 1000 * time.monotonic()))
+            RateLimiter(lambda: 1000 * time.monotonic()), ServiceMetrics())
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         """Answer a message as the service does; raises what its sender is told."""
@@ -236,10 +237,10 @@ class StorageSide:
         the real one."""
         real = validation.get_server
 
-        def make(transport_: Any, name: str, endpoints: Any, rejected: Any) -> Any:
+        def make(transport_: Any, name: str, endpoints: Any, rejected: Any, metrics: Any) -> Any:
             self._endpoints = endpoints
             return bus.Server(directory, _Dispatcher(endpoints, rejected)) if directory \
-                else real(transport_, name, endpoints, rejected)
+                else real(transport_, name, endpoints, rejected, metrics)
         return validation, 'get_server', make
 
     def look(self, image_id: str) -> None:

@@ -25,6 +25,7 @@ from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.store import ImageStore
@@ -59,7 +60,8 @@ class StorageSide:
         self._states = States(self._store, self._jobs)
         self._work = ImageWork(
             self._conf, self._store, glance, self._exporters, self._tiers, nothing, self._states,
-            DiskRoom(self._store, self._jobs, self._exporters, self._tiers), nothing)
+            DiskRoom(self._store, self._jobs, self._exporters, self._tiers), nothing,
+            ServiceMetrics())
         manager: Any = types.SimpleNamespace(jobs=self._jobs)
         self._boots = ReportedBoots(self._conf, self._store, self._exporters, manager, self._tiers)
         self._files: dict[str, str] = {}

@@ -28,11 +28,13 @@ class WaitingImage:
 
     :ivar owner: the project that it belongs to.
     :ivar came: how many came before it.
+    :ivar since: when it came, in monotonic seconds.
     """
 
     image_id: str
     owner: str
     came: int
+    since: float = 0.0
 
 
 def most_of_one(places: int) -> int:
@@ -77,7 +79,8 @@ class Turns:
     def submit(self, image_id: str, owner: str, work: Callable[[], None]) -> None:
         """Do something for an image when its turn comes; it has one work at a time."""
         with self._lock:
-            self._waiting[image_id] = WaitingImage(image_id, owner, self._came), work
+            self._waiting[image_id] = WaitingImage(image_id, owner, self._came,
+                                                   time.monotonic()), work
             self._came += 1
             self._begin()
 
@@ -85,6 +88,11 @@ class Turns:
         """Tell whether an image's turn has not come yet."""
         with self._lock:
             return image_id in self._waiting
+
+    def waiting_since(self) -> list[float]:
+        """Return since when images wait for their turn, in monotonic seconds."""
+        with self._lock:
+            return [image.since for image, _work in self._waiting.values()]
 
     def take_out(self, image_id: str) -> Callable[[], None] | None:
         """Return the work of an image that does not have to wait any more; None if none waits."""
@@ -277,6 +285,11 @@ class Jobs:
     def look(self, work: Callable[[], None]) -> None:
         """Do what takes no longer than a question to another service."""
         self._lookers.submit(work)
+
+    def waiting_since(self) -> dict[str, list[float]]:
+        """Return since when images wait for each step, in monotonic seconds."""
+        return {'get_base': self.bases.waiting_since(), 'record': self.recordings.waiting_since(),
+                'build': self.builds.waiting_since()}
 
     def turn(self, image_id: str) -> str:
         """Return what an image waits for its turn for, in words; empty if it does not wait."""

@@ -28,6 +28,7 @@ from glance_bootcache.images.retriedlooks import RetriedLooks
 from glance_bootcache.images.states import States
 from glance_bootcache.images.statuspublisher import GlanceStatusPublisher
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
@@ -43,11 +44,12 @@ class Manager:
     :param conf: configuration of the storage service.
     :param needs: which bases compute hosts need.
     :param hosts: what compute hosts hold.
+    :param metrics: observe the seconds of the work on images.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, needs: ReportedNeeds,
-                 hosts: Hosts):
+                 hosts: Hosts, metrics: ServiceMetrics):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
@@ -60,7 +62,7 @@ class Manager:
         self.missing = MissingImages(self._conf.deletion_delay, store, images, self.jobs,
                                      self.retiring)
         self._image_work = ImageWork(conf, store, images, exporter, tiers, profile_boots,
-                                     self._states, self.disk_room, self.retiring)
+                                     self._states, self.disk_room, self.retiring, metrics)
         # Guards what is below as well: it has to agree with the manifests.
         self._lock = store.lock
         self.retried = RetriedLooks()

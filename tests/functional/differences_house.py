@@ -22,6 +22,7 @@ from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from nova_bootcache.asking import client
 
 PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -46,7 +47,8 @@ class Cloud:
         glance = types.SimpleNamespace(get=lambda image_id: self.facts.get(image_id))
         self.work = ImageWork(
             house.conf, self.store, glance, house.exporter, house.tiers, None, self.states,
-            DiskRoom(self.store, self.jobs, house.exporter, house.tiers), None)
+            DiskRoom(self.store, self.jobs, house.exporter, house.tiers), None,
+            ServiceMetrics())
         manager = types.SimpleNamespace(jobs=self.jobs, rebuild=lambda image_id: None)
         self.boots = ReportedBoots(house.conf, self.store, house.exporter, manager, house.tiers)
         self.watched = False

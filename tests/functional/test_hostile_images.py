@@ -31,6 +31,7 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
@@ -103,7 +104,7 @@ class Service:
         self.tiers.start([])
         self.manager = Manager(conf, self.store, self.glance, self.exporter, self.tiers,
                                NoServers(), ReportedNeeds(database),
-                               Hosts(self.store, self.tiers, Orders(database)))
+                               Hosts(self.store, self.tiers, Orders(database)), ServiceMetrics())
         self.events = ImageEvents(self.manager.consider, self.manager.forget,
                                   self.manager.fewer_see)
 

@@ -68,6 +68,7 @@ from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.rpc import validation
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
@@ -171,12 +172,12 @@ def manager(conf):
     manager = Neighbours()
     parts = [Neighbour(manager, real) for real in (
         Manager, ReportedBoots, Hosts, Operators, Warming)]
-    manager.rejected = RejectedMessages()
+    manager.rejected, metrics = RejectedMessages(), ServiceMetrics()
     server = validation.get_server(get_transport(conf), 'storage',
                                    Endpoints(*parts, Unheard(), manager.rejected,
                                              Neighbour(manager, ExchangeOffers),
-                                             Neighbour(manager, SnapshotJobs)),
-                                   manager.rejected)
+                                             Neighbour(manager, SnapshotJobs), metrics),
+                                   manager.rejected, metrics)
     server.start()
     yield manager
     server.stop()
@@ -301,6 +302,7 @@ from oslo_config import cfg
 from bootcache import conf
 from bootcache.rpc.client import StorageClient
 from bootcache.rpc.messages import ListImages
+from glance_bootcache.metrics import ServiceMetrics
 conf.register_opts(cfg.CONF)
 cfg.CONF([], project='bootcache', default_config_files=[])
 cfg.CONF.set_override('transport_url', sys.argv[1], 'bootcache')

@@ -20,6 +20,7 @@ from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.storage.tiers import Content
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -36,7 +37,8 @@ class Rebuilding:
         self._states = States(house.store, self._jobs)
         self._work = ImageWork(
             house.conf, house.store, None, house.exporter, house.tiers, None, self._states,
-            DiskRoom(house.store, self._jobs, house.exporter, house.tiers), None)
+            DiskRoom(house.store, self._jobs, house.exporter, house.tiers), None,
+            ServiceMetrics())
         os.makedirs(house.store.directory(IMAGE))
         name = house.store.save_working_set(IMAGE, WorkingSet(
             IMAGE, 'sha512:ab', SIZE, 65536, (Extent(MIB, MIB), Extent(0, MIB))))

@@ -25,6 +25,7 @@ from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images import manager as manager_module
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -101,11 +102,13 @@ def house(storage_conf, no_qemu, database):
         house.tiers = fakes_manager.FakeTiers(house.exporter, house.store)
 
         def restart():
+            house.metrics = ServiceMetrics()
             house.needs, house.orders = ReportedNeeds(database), Orders(database)
             house.writer = Writer(database, [house.needs.changes, house.orders.changes])
             house.table = Hosts(house.store, house.tiers, house.orders, house.seconds)
             house.manager = Manager(storage_conf, house.store, house.images, house.exporter,
-                                    house.tiers, house.boots, house.needs, house.table)
+                                    house.tiers, house.boots, house.needs, house.table,
+                                    house.metrics)
             house.manager.missing._clock = house.seconds
             house.hosts = ReportedBoots(storage_conf, house.store, house.exporter, house.manager,
                                         house.tiers)
@@ -123,7 +126,8 @@ def house(storage_conf, no_qemu, database):
             house.endpoints = Sender(Endpoints(
                 house.manager, house.hosts, house.table, house.operators, house.warming,
                 house.needs, house.rejected,
-                house.offers, fakes_manager.FakeSnapshots()), house.rejected)
+                house.offers, fakes_manager.FakeSnapshots(), house.metrics), house.rejected,
+                house.metrics)
             house.manager.host_reported()
             stack.callback(give_up, house.manager)
             return house.manager

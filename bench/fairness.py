@@ -44,6 +44,7 @@ from glance_bootcache.images.publishing import StatePublisher
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
@@ -120,7 +121,8 @@ class Stage:
         retiring = Retiring(self._store, self.exporter, tiers, self.boots, ReportedNeeds(database),
                             Hosts(self._store, tiers, Orders(database)))
         work = ImageWork(conf, self._store, glance, self.exporter, tiers, self.boots,
-                         DiskRoom(self._store, self._running, self.exporter, tiers), retiring)
+                         DiskRoom(self._store, self._running, self.exporter, tiers), retiring,
+                         ServiceMetrics())
         self.controller = Controller(conf, self._store, glance, work, self._running, retiring,
                                      Deletions(0, self._store, glance),
                                      StatePublisher(conf, glance))

@@ -155,16 +155,22 @@ class Expiry:
             if self._throttle.is_new(name, 'expired' if end <= now else 'ends'):
                 self._tell(path, end, now)
 
+    def ends(self) -> dict[str, float]:
+        """Return when those that can be read end, or have ended, by file name.
+
+        :returns: seconds since the epoch.
+        """
+        if self._directory is None:
+            return {}
+        return {name: end for name in self._files
+                if (end := _end(os.path.join(self._directory, name))) is not None}
+
     def earliest(self) -> float | None:
         """Return when the first of them ends, or has ended, in seconds since the epoch.
 
         :returns: None if there is none that can be read.
         """
-        if self._directory is None:
-            return None
-        return min((end for name in self._files
-                    if (end := _end(os.path.join(self._directory, name))) is not None),
-                   default=None)
+        return min(self.ends().values(), default=None)
 
     def _tell(self, path: str, end: float, now: float) -> None:
         when = datetime.datetime.fromtimestamp(end, datetime.UTC).strftime('%Y-%m-%d %H:%M UTC')

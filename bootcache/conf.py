@@ -93,6 +93,41 @@ Related options:
 
 * ``rpc_response_timeout`` of oslo.messaging does not apply here.
 """),
+    cfg.PortOpt('metrics_port',
+                default=0,
+                help="""
+TCP port at which a service is watched by HTTP: glance-bootcache answers
+``/metrics`` for Prometheus and ``/healthcheck``, which is 200 while message bus,
+database and exporter answer and else 503; nova-compute answers ``/metrics``.
+
+glance-bootcache does not start where it cannot listen there. nova-compute does,
+and its log says why nobody can watch it.
+
+Possible values:
+
+* A port that nobody has.
+* 0: nothing listens.
+
+Related options:
+
+* ``metrics_address``
+"""),
+    cfg.StrOpt('metrics_address',
+               default='127.0.0.1',
+               help="""
+Address at which ``metrics_port`` is. There is no encryption, and no password:
+give one that only those reach who may know how many images and servers there
+are.
+
+Possible values:
+
+* An IPv4 or IPv6 address of this host, or a name of it.
+* ``0.0.0.0`` or ``::``: all its addresses.
+
+Related options:
+
+* ``metrics_port``
+"""),
     cfg.IntOpt('high_watermark',
                default=95,
                min=1,

@@ -1,74 +1,77 @@
-"""Figures of the storage service for Prometheus, if it gives a port: few, and none by host."""
+"""What the storage service counts for Prometheus while it works; nothing by image or host."""
 
-import importlib
-from collections.abc import Iterator
+import enum
+from contextlib import AbstractContextManager
 from typing import Any
 
-from oslo_config import cfg
-from oslo_log import log as logging
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from bootcache import conf as bootcache_conf
-from bootcache import exception
-from bootcache.rpc.messages import ExchangeWay
-from glance_bootcache.exchange.offers import Given
+from bootcache.http.metrics import SampledMetrics, timed
+from bootcache.rpc.messages import BootAction
 
-LOG = logging.getLogger(__name__)
-
-_FILES = 'Files that came to hosts that asked for them by exchange, by how they came'
-_BYTES = 'Bytes that hosts got of files that they asked for by exchange, by who gave them'
-# By the names that Given has for them.
-_GIVERS = {'hosts': 'exchanged_bytes', 'storage': 'storage_bytes', 'exporter': 'copied_bytes'}
+_STEP_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
+_CALL_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30)
 
 
-class Metrics:
-    """Listens for Prometheus.
+class ImageStep(enum.StrEnum):
+    """A step of the work on an image."""
 
-    :param conf: configuration of the storage service.
-    :param given: what hosts told of files that they got.
-    :raises ConfigurationError: if it cannot listen, or ``prometheus_client`` is not there.
+    GET_BASE = 'get_base'
+    INSPECT = 'inspect'
+    RECORD = 'record'
+    BUILD = 'build'
+
+
+class CallOutcome(enum.StrEnum):
+    """How a message was answered."""
+
+    ANSWERED = 'answered'
+    REFUSED = 'refused'    # what an operator asks for cannot be done
+    REJECTED = 'rejected'  # the message is not as it has to be, or of another version
+    TOO_MANY = 'too_many'  # its sender sends too many
+    FAILED = 'failed'
+
+
+class ServiceMetrics:
+    """The storage service's metrics.
+
+    :ivar registry: all of them, for Prometheus's client.
+    :ivar sampled: those that are read when Prometheus asks.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, given: Given):
-        self._given = given
-        self._server: Any = None
-        group = conf[bootcache_conf.GROUP]
-        if not group.metrics_port:
-            return
-        try:
-            # The rest of bootcache does without.
-            self._prometheus = importlib.import_module('prometheus_client')
-        except ImportError as error:
-            raise exception.ConfigurationError(
-                f'[bootcache]metrics_port={group.metrics_port}: prometheus_client cannot be loaded'
-                f' ({error}); install it by "pip install bootcache[metrics]", or leave the option'
-                ' out') from error
-        registry = self._prometheus.CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        try:
-            self._server, _thread = self._prometheus.start_http_server(
-                group.metrics_port, group.metrics_address, registry)
-        except OSError as error:
-            raise exception.ConfigurationError(
-                f'[bootcache]metrics_address={group.metrics_address},'
-                f' metrics_port={group.metrics_port}: nothing can listen there'
-                f' ({error.strerror}); give an address of this host, and a port that nobody has'
-                ) from error
-        LOG.info('metrics are told at %s, port %d', group.metrics_address, group.metrics_port)
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.sampled = SampledMetrics()
+        self.registry.register(self.sampled)
+        self._step_seconds = Histogram(
+            'bootcache_image_step_seconds', 'Seconds of a step of the work on an image.',
+            ['step', 'outcome'], buckets=_STEP_BUCKETS, registry=self.registry)
+        self._call_seconds = Histogram(
+            'bootcache_rpc_seconds', 'Seconds until an RPC message was answered.',
+            ['method', 'outcome'], buckets=_CALL_BUCKETS, registry=self.registry)
+        self._plans = Counter(
+            'bootcache_boots_planned', 'Servers\' boots that hosts have asked about, by the way'
+            ' that they were told and its reason.', ['way', 'reason'], registry=self.registry)
+        self._hits = Counter(
+            'bootcache_cache_image_hits', 'Planned boots of images that have a cache image, by the'
+            ' tier that it was in.', ['tier'], registry=self.registry)
 
-    def collect(self) -> Iterator[Any]:
-        """Give the figures as they are: Prometheus asks."""
-        totals = self._given.totals()
-        core = importlib.import_module('prometheus_client.core')
-        files = core.CounterMetricFamily('bootcache_exchange_files', _FILES, labels=['way'])
-        for way in ExchangeWay:
-            files.add_metric([way], totals[f'{way}_files'])
-        sent = core.CounterMetricFamily('bootcache_exchange_bytes', _BYTES, labels=['giver'])
-        for giver, name in _GIVERS.items():
-            sent.add_metric([giver], totals[name])
-        yield from (files, sent)
+    def step(self, step: ImageStep) -> AbstractContextManager[None]:
+        """Observe how long a step of the work on an image takes, and how it ends."""
+        return timed(self._step_seconds, step.value)
 
-    def stop(self) -> None:
-        """Listen no longer."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+    def count_call(self, method: str, outcome: CallOutcome, seconds: float) -> None:
+        """Count a message.
+
+        :param method: of bootcache.rpc.messages; empty for an unknown one.
+        """
+        self._call_seconds.labels(method or 'unknown', outcome.value).observe(seconds)
+
+    def count_plan(self, answer: dict[str, Any]) -> None:
+        """Count a boot that was planned.
+
+        :param answer: of ``plan_boot``.
+        """
+        self._plans.labels(str(answer['action']), str(answer.get('cause', ''))).inc()
+        if answer['action'] == BootAction.CACHE:
+            self._hits.labels(f'storage_{answer["medium"]}').inc()

@@ -10,7 +10,7 @@ from oslo_log import log as logging
 from bootcache import bus, cacheimage, exception, optionfault
 from bootcache import conf as bootcache_conf
 from bootcache.rpc import messages, transport
-from glance_bootcache import startchecks
+from glance_bootcache import monitoring, startchecks
 from glance_bootcache.db import start
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.exchange.offers import ExchangeOffers
@@ -32,7 +32,7 @@ from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
-from glance_bootcache.metrics import Metrics
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import messagesize, validation
 from glance_bootcache.rpc.endpoints import Endpoints
@@ -141,13 +141,15 @@ class StorageService:
         images = Images(conf)
         hosts = Hosts(store, tiers, orders,
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
+        metrics = ServiceMetrics()
         running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
         retiring = Retiring(store, exporter, tiers, profile_boots, needs, hosts)
         disk_room = DiskRoom(store, running, exporter, tiers)
         deletions = Deletions(conf[bootcache_conf.GROUP].deletion_delay, store, images)
         controller = Controller(
             conf, store, images,
-            ImageWork(conf, store, images, exporter, tiers, profile_boots, disk_room, retiring),
+            ImageWork(conf, store, images, exporter, tiers, profile_boots, disk_room, retiring,
+                      metrics),
             running, retiring, deletions, StatePublisher(conf, images))
         events = ImageEvents(controller.image_changed, controller.image_deleted,
                              controller.member_removed)
@@ -176,14 +178,19 @@ class StorageService:
         listener = get_listener(conf, events)
         listener.start()
         rejected, offers = RejectedMessages(), ExchangeOffers(conf, store, tiers)
-        self._started.append(Metrics(conf, offers.given))
+        if group.metrics_port:
+            checks = monitoring.checks(conf, database, exporter)
+            monitoring.sample(metrics, conf, store=store, running=running, tiers=tiers, hosts=hosts,
+                              given=offers.given, rejected=rejected, snapshots=snapshots,
+                              database=database, health_checks=checks)
+            self._started.append(monitoring.listen(conf, metrics, checks))
         server = validation.get_server(
             transport.get_transport(conf), conf.host,
             Endpoints(controller,
                       ReportedBoots(conf, store, exporter, controller, running, tiers), hosts,
                       Operators(store, tiers, controller, running, retiring, hosts,
                                 offers.given), warming, needs,
-                      rejected, offers, snapshots), rejected)
+                      rejected, offers, snapshots, metrics), rejected, metrics)
         server.start()
         self._started += [server, listener, events]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)

@@ -11,7 +11,7 @@ DEBIAN_PACKAGES=(
     sudo grub-pc-bin e2fsprogs fdisk iproute2 iptables procps curl ca-certificates git shellcheck man-db
     nbdkit-plugin-python fio stress-ng strace zstd xz-utils apparmor checkpolicy
     gcc libc6-dev make flex bison bc libelf-dev lz4
-    ceph-mon ceph-osd ceph-common python3-rados python3-rbd mariadb-server postgresql
+    ceph-mon ceph-osd ceph-common python3-rados python3-rbd mariadb-server postgresql prometheus
 )
 # Nova's UEFI guests start with the libvirt of Debian 13; see tests/e2e/test_uefi.py.
 # shellcheck source=/dev/null
@@ -41,9 +41,9 @@ install_debian_packages() {
         apt-get install -y --no-install-recommends $missing; } </dev/null >"$log" 2>&1 \
         || { tail -n 20 "$log" >&2; die "apt-get failed; the whole output is in $log"; }
     if [ -n "$made" ]; then rm -f "$policy"; trap - EXIT; fi
-    # Nor with the next start of this machine: the tests start databases of their own.
+    # Nor with the next start of this machine: the tests start databases of their own, and need promtool alone.
     local unit
-    for unit in mariadb postgresql; do
+    for unit in mariadb postgresql prometheus; do
         ! grep -q "^$unit\(-server\)\?$" <<<"$missing" || systemctl disable --quiet "$unit" 2>/dev/null || true
     done
 }

@@ -146,8 +146,9 @@ class SoakStorage(AtOnce, StorageSide):
 
     def is_idle(self) -> bool:
         """Tell whether nothing is under way."""
-        manager = self._endpoints._manager
-        return not (manager.jobs._jobs or manager._preparing or manager._tiers._wanted)
+        controller = self._endpoints._controller
+        return controller.queue.is_idle() and not (
+            controller._running.images() or controller._work._tiers._wanted)
 
 
 class GlanceSide:

@@ -35,6 +35,7 @@ from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import cephbases
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import validation
@@ -149,7 +150,7 @@ class _Dispatcher:
         # Hosts of a stage do in seconds what others do in hours.
         self._dispatcher = validation.ValidatingDispatcher(
             messaging.RPCDispatcher([endpoints], None), rejected,
-            RateLimiter(lambda: 1000 * time.monotonic()))
+            RateLimiter(lambda: 1000 * time.monotonic()), ServiceMetrics())
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         """Answer a message as the service does; raises what its sender is told."""
@@ -203,8 +204,8 @@ class StorageSide:
             setattr(module, name, value)
         self._service = service.StorageService(conf, lambda: None)
         self._service._start()
-        self._store: ImageStore = self._endpoints._manager._store
-        self._exporter: Exporters = self._endpoints._manager._image_work._exporter
+        self._store: ImageStore = self._endpoints._controller._store
+        self._exporter: Exporters = self._endpoints._controller._work._exporter
         signal.signal(signal.SIGUSR2, lambda _number, _frame: threading.Thread(
             target=self._hear, daemon=True).start())
         # What waited on the bus.
@@ -236,10 +237,10 @@ class StorageSide:
         the real one."""
         real = validation.get_server
 
-        def make(transport_: Any, name: str, endpoints: Any, rejected: Any) -> Any:
+        def make(transport_: Any, name: str, endpoints: Any, rejected: Any, metrics: Any) -> Any:
             self._endpoints = endpoints
             return bus.Server(directory, _Dispatcher(endpoints, rejected)) if directory \
-                else real(transport_, name, endpoints, rejected)
+                else real(transport_, name, endpoints, rejected, metrics)
         return validation, 'get_server', make
 
     def look(self, image_id: str) -> None:
@@ -281,11 +282,11 @@ class StorageSide:
 
     def left(self) -> list[str]:
         """Return what is here though no image is."""
-        manager = self._endpoints._manager
+        controller = self._endpoints._controller
         found = [f'storage file {path}' for path in files(
-            self._store.state_path('images'), manager._tiers._directory or '',
+            self._store.state_path('images'), controller._work._tiers._directory or '',
             tempfile.gettempdir())]
-        found += [f'job of {image_id}' for image_id in manager.jobs._jobs]
+        found += [f'step of {image_id}' for image_id in controller._running.images()]
         daemon = self._exporter.common._daemon
         return found + [f'export {name}' for name in daemon.exports()] \
             + [f'exporter\'s node {name}' for name in daemon.nodes()]

@@ -26,6 +26,7 @@ from glance_bootcache.images.policy import Step
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
@@ -60,7 +61,8 @@ class StorageSide:
         nothing: Any = None
         self._work = ImageWork(
             self._conf, self._store, glance, self._exporters, self._tiers, nothing,
-            DiskRoom(self._store, running, self._exporters, self._tiers), nothing)
+            DiskRoom(self._store, running, self._exporters, self._tiers), nothing,
+            ServiceMetrics())
         # It is not started: no image is looked at.
         controller = Controller(self._conf, self._store, glance, self._work, running, nothing,
                                 nothing, nothing)

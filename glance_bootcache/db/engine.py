@@ -60,6 +60,8 @@ class Database:
     :param conf: configuration of the storage service.
     :ivar file: path of SQLite's file; None of another database.
     :ivar is_default: whether it is the one that the service makes and upgrades itself.
+    :ivar errors: how often a query or a change could not be made, in the end.
+    :ivar retries: how often one was made again, as the database asked for that.
     :raises ConfigurationError: if the option cannot be used; the message names no password.
     """
 
@@ -67,6 +69,8 @@ class Database:
         db_conf.register_opts(conf)
         group, default = conf[db_conf.GROUP], db_conf.default_file(conf)
         self.is_default = default is not None
+        # Figures for Prometheus: one lost between two threads does no harm.
+        self.errors = self.retries = 0
         url = _url(group.connection, default)
         self.file = url.database if url.get_backend_name() == 'sqlite' else None
         self._option = '[bootcache]state_dir' if self.is_default else f'[{db_conf.GROUP}]connection'
@@ -155,7 +159,12 @@ class Database:
 
     def _run(self, work: Callable[[sa.Connection], T],
              lock: contextlib.AbstractContextManager[Any]) -> T:
+        tries = 0
+
         def run() -> T:
+            nonlocal tries
+            tries += 1
+            self.retries += tries > 1
             with lock, self._engine.begin() as connection:
                 return work(connection)
 
@@ -165,6 +174,7 @@ class Database:
         try:
             return retried(run)()
         except _ERRORS as error:
+            self.errors += 1
             raise self._error(error) from error
 
     def _connect(self, dialect: sa.Dialect, _record: object, arguments: Sequence[Any],

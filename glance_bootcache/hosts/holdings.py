@@ -73,6 +73,25 @@ def clamp_times(report: HostReport, now: float, refuse: Refuse) -> HostReport:
                                left_out=())
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportedSums:
+    """What all hosts' last reports say together; of silent hosts nothing is known.
+
+    :ivar reporting: how many hosts report.
+    :ivar silent: how many have not reported for SILENT_SECONDS.
+    :ivar unsettled: servers that depend on bootcache.
+    :ivar paused: servers whose guests are paused by an I/O error.
+    :ivar certificates_end: when the first of the hosts' certificates ends, in seconds since the
+        epoch; None if no host has one.
+    """
+
+    reporting: int
+    silent: int
+    unsettled: int
+    paused: int
+    certificates_end: float | None
+
+
 @dataclasses.dataclass
 class _Host:
     """A host, as it was heard of last.
@@ -265,6 +284,18 @@ class Hosts:
         """Return when each host reported last, in monotonic seconds as of the clock."""
         with self._lock:
             return {name: host.seen for name, host in self._hosts.items()}
+
+    def sums(self) -> ReportedSums:
+        """Return what all hosts' last reports say together."""
+        with self._lock:
+            present = self._present(self._hosts)
+        heard = [host.holdings for _name, host, seen in present if seen <= SILENT_SECONDS]
+        return ReportedSums(
+            len(heard), len(present) - len(heard),
+            sum(report.unsettled.servers for report in heard if report.unsettled),
+            sum(report.paused.servers for report in heard if report.paused),
+            min((report.certificates_end for report in heard
+                 if report.certificates_end is not None), default=None))
 
     def count(self) -> int:
         """Return how many hosts have reported, and are not forgotten."""

@@ -44,6 +44,7 @@ from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.saving import save
 from glance_bootcache.images.signatures import ImageSignatures
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ImageStep, ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
@@ -174,12 +175,13 @@ class ImageWork:
 
     :param conf: configuration of the storage service.
     :param retiring: tells whether servers may need an image's base.
+    :param metrics: observe the steps' seconds.
     :ivar transfers: the bases that are being got.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, disk_room: DiskRoom,
-                 retiring: Retiring):
+                 retiring: Retiring, metrics: ServiceMetrics):
         self._options = conf
         self._conf: Any = conf[bootcache_conf.GROUP]
         self._store = store
@@ -189,6 +191,7 @@ class ImageWork:
         self._profile_boots = profile_boots
         self._disk_room = disk_room
         self._retiring = retiring
+        self._metrics = metrics
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
         self._inheriting = Inheriting(store, images)
@@ -261,7 +264,8 @@ class ImageWork:
         # So that nothing is downloaded in vain.
         self._give_older_up(manifest, image)
         verifier = self._signatures.verifier(image)
-        with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
+        with self._metrics.step(ImageStep.GET_BASE), \
+                self.transfers.of(image.image_id, image.stored_bytes) as arrived:
             clone = self._ceph.obtain(image, job.check_cancelled, arrived)
             path, file = (clone, None) if clone else obtain(
                 image, self._store, self._images, self._conf.glance_store_dirs,
@@ -297,11 +301,12 @@ class ImageWork:
         return manifest
 
     def _inspected(self, path: str, image: ImageFacts, job: ImageJob) -> Inspected:
-        with self._ceph.looked_at(path, self._store.directory(image.image_id),
-                                  job.check_cancelled) as file:
-            inspected = inspection.inspect(
-                file, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
-        inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
+        with self._metrics.step(ImageStep.INSPECT):
+            with self._ceph.looked_at(path, self._store.directory(image.image_id),
+                                      job.check_cancelled) as file:
+                inspected = inspection.inspect(
+                    file, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
+            inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
         return inspected
 
     def _looked_at_again(self, manifest: Manifest, image: ImageFacts, job: ImageJob) -> Manifest:
@@ -361,7 +366,8 @@ class ImageWork:
         wished = record.wished
         asked = Policy(wished.quota, wished.boot_marker, wished.settle)
         job.phase = ImageState.RECORDING
-        result = self._profile_boots.run(image, record.made.virtual_bytes, asked, job)
+        with self._metrics.step(ImageStep.RECORD):
+            result = self._profile_boots.run(image, record.made.virtual_bytes, asked, job)
         job.check_cancelled()
         name = self._store.save_working_set(image.image_id, result.working_set)
         steps.reached('record: kept')
@@ -420,7 +426,8 @@ class ImageWork:
                                     made.virtual_bytes)
         room = min(quota, workingset.total_bytes(clusters) + cachelayout.metadata_bytes(
             clusters, self._conf.cluster_size, made.virtual_bytes))
-        with self._disk_room.kept(manifest.image_id, room, in_passing):
+        with self._metrics.step(ImageStep.BUILD), \
+                self._disk_room.kept(manifest.image_id, room, in_passing):
             job.check_cancelled()
             job.phase = ImageState.BUILDING
             self._build_within(room, manifest, working_set, job)

@@ -7,6 +7,7 @@ others' boots read forgotten.
 
 import collections
 import dataclasses
+import enum
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, properties, recording, refinement, workingset
-from bootcache.manifest import ImageState, Manifest, Standing, WorkingSetInfo
+from bootcache.manifest import Availability, ImageState, Manifest, Standing, WorkingSetInfo
 from bootcache.reasons import Reason
 from bootcache.refinement import Boot
 from bootcache.rpc.messages import (
@@ -217,6 +218,15 @@ _MOST_COUNTED = 10_000
 # A report comes at the boot's time limit at the latest; the bus may be away for a while.
 _LATE_SECONDS = 600
 
+
+class PlanCause(enum.StrEnum):
+    """Why a server waits or goes the stock way, where it is not for the image's own reason."""
+
+    BASE = 'base-not-ready'
+    CACHE_IMAGE = 'cache-image-not-ready'
+    NO_PROFILE_BOOT = 'no-profile-boot'
+
+
 # An image's id, and its working set's file, which is another one with each recording and each
 # refinement; empty if it has none.
 _Known = tuple[str, str]
@@ -265,10 +275,10 @@ class ReportedBoots:
                 or snapshotrules.is_left(manifest))):
             self._controller.prepare(image_id)
             if manifest is None and self._controller.is_unknown(image_id):
-                return {'action': BootAction.STOCK,
+                return {'action': BootAction.STOCK, 'cause': Reason.MISSING,
                         'reason': 'Glance does not have the image'}
             return {'action': BootAction.WAIT, 'reason': 'the image\'s base is being prepared',
-                    'ready_in': self._controller.ready_in(image_id)}
+                    'cause': PlanCause.BASE, 'ready_in': self._controller.ready_in(image_id)}
         if not manifest.made.base_path:
             return _stock(manifest)
         content, gives_out = self._tiers.check(manifest), policy.gives_out(manifest)
@@ -290,6 +300,7 @@ class ReportedBoots:
         if server_id and self._controller.is_waited_for(manifest):
             # Its base can be read now, for servers that do not wait.
             return {**described, 'action': BootAction.WAIT, 'ready_in': None,
+                    'cause': PlanCause.CACHE_IMAGE,
                     'reason': 'the cache image of the snapshot is being built'}
         if cache is None:
             if manifest.made.working_set is not None and server_id:
@@ -328,7 +339,7 @@ class ReportedBoots:
         job = self._running.of(message.image_id)
         if manifest is None or job is None or not job.owns(token) \
                 or job.phase is not ImageState.RECORDING:
-            return {'action': BootAction.STOCK,
+            return {'action': BootAction.STOCK, 'cause': PlanCause.NO_PROFILE_BOOT,
                     'reason': 'the server claims to be a profile boot, but none is in hand'}
         whose = self._exporter.know(message.host, message.certificate)
         self._exporter.ensure(manifest, None, (whose,))
@@ -558,4 +569,9 @@ def _known(manifest: Manifest) -> _Known:
 def _stock(manifest: Manifest) -> dict[str, Any]:
     reason = f'the image is {manifest.state.value}'
     why = manifest.reason
-    return {'action': BootAction.STOCK, 'reason': reason + (f': {why}' if why else '')}
+    cause: enum.StrEnum = manifest.cause.reason
+    if not manifest.cause:
+        cause = manifest.state if manifest.wished.availability is Availability.ACTIVE \
+            else manifest.wished.availability
+    return {'action': BootAction.STOCK, 'reason': reason + (f': {why}' if why else ''),
+            'cause': cause}

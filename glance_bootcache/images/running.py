@@ -128,6 +128,14 @@ class Running:
             return record.state
         return job.phase
 
+    def waiting_since(self) -> dict[str, list[float]]:
+        """Return since when images wait for each step, in monotonic seconds."""
+        with self._lock:
+            bases = list(self._bases.values())
+        return {'get_base': [since for turns in bases for since in turns.waiting_since()],
+                'record': self._recordings.waiting_since(),
+                'build': self._builds.waiting_since()}
+
     def waits_for(self, image_id: str) -> str:
         """Return what an image waits for its turn for, in words; empty if it does not wait."""
         job = self.of(image_id)

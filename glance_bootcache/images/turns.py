@@ -23,11 +23,13 @@ class WaitingImage:
 
     :ivar owner: the project that it belongs to.
     :ivar came: how many came before it.
+    :ivar since: when it came, in monotonic seconds.
     """
 
     image_id: str
     owner: str
     came: int
+    since: float = 0.0
 
 
 def most_in_hand(places: int) -> int:
@@ -74,7 +76,8 @@ class Turns:
     def submit(self, image_id: str, owner: str, work: Callable[[], None]) -> None:
         """Do something for an image when its turn comes; it has one work at a time."""
         with self._lock:
-            self._waiting[image_id] = WaitingImage(image_id, owner, self._came), work
+            self._waiting[image_id] = WaitingImage(image_id, owner, self._came,
+                                                   time.monotonic()), work
             self._came += 1
             self._begin()
 
@@ -82,6 +85,11 @@ class Turns:
         """Tell whether an image's turn has not come yet."""
         with self._lock:
             return image_id in self._waiting
+
+    def waiting_since(self) -> list[float]:
+        """Return since when images wait for their turn, in monotonic seconds."""
+        with self._lock:
+            return [image.since for image, _work in self._waiting.values()]
 
     def take_out(self, image_id: str) -> Callable[[], None] | None:
         """Return the work of an image that does not have to wait any more; None if none waits."""

@@ -13,6 +13,7 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.rpc import messagesize
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -34,13 +35,15 @@ class Endpoints:
     :param rejected: counts messages that were not asked for.
     :param offers: know who has a cache image by exchange.
     :param snapshots: those that hosts send.
+    :param metrics: count the boots that are planned.
     """
 
     target = messaging.Target(version=messages.VERSION)
 
     def __init__(self, controller: Controller, boots: ReportedBoots, hosts: Hosts,
                  operators: Operators, warming: Warming, needs: ReportedNeeds,
-                 rejected: RejectedMessages, offers: ExchangeOffers, snapshots: SnapshotJobs):
+                 rejected: RejectedMessages, offers: ExchangeOffers, snapshots: SnapshotJobs,
+                 metrics: ServiceMetrics):
         self._controller = controller
         self._boots = boots
         self._hosts = hosts
@@ -50,6 +53,7 @@ class Endpoints:
         self._rejected = rejected
         self._offers = offers
         self._snapshots = snapshots
+        self._metrics = metrics
 
     def image_registered(self, ctxt: Any, message: messages.ImageRegistered) -> None:
         """The Glance hook saw an import."""
@@ -59,7 +63,11 @@ class Endpoints:
     def plan_boot(self, ctxt: Any, message: messages.PlanBoot) -> dict[str, Any]:
         """A compute host starts a server."""
         self._controller.host_reported()
-        return self._offers.tell(self._boots.plan_boot(message), message.host)
+        answer = self._offers.tell(self._boots.plan_boot(message), message.host)
+        if message.server_id:
+            # Else nobody boots: a host asks for what it has, or is warmed.
+            self._metrics.count_plan(answer)
+        return answer
 
     def report_progress(self, ctxt: Any, message: messages.ReportProgress) -> None:
         """A compute host records a profile boot."""

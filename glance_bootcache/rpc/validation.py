@@ -5,17 +5,25 @@ arguments. Here a message is read before, and a rejected one is counted in one p
 sender.
 """
 
+import time
 from typing import Any
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
 from oslo_messaging.rpc import server as rpc_server
 
-from bootcache.exception import BootcacheError, InvalidWorkingSet, MessageRefused, RequestRefused
+from bootcache.exception import (
+    BootcacheError,
+    InvalidWorkingSet,
+    MessageRefused,
+    RequestRefused,
+    TooManyMessages,
+)
 from bootcache.quoting import quoted
 from bootcache.rpc import fields, transport
 from bootcache.rpc.fields import OutOfBounds
 from bootcache.rpc.messages import MESSAGES, SENDER
+from glance_bootcache.metrics import CallOutcome, ServiceMetrics
 from glance_bootcache.rpc import messagesize
 from glance_bootcache.rpc.ratelimit import RateLimiter
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -36,13 +44,15 @@ class ValidatingDispatcher:
     :param dispatcher: oslo.messaging's, of the endpoints.
     :param rejected: counts rejected messages.
     :param limiter: bounds what each sender sends.
+    :param metrics: count the messages.
     """
 
     def __init__(self, dispatcher: messaging.RPCDispatcher, rejected: RejectedMessages,
-                 limiter: RateLimiter):
+                 limiter: RateLimiter, metrics: ServiceMetrics):
         self._dispatcher = dispatcher
         self._rejected = rejected
         self._limiter = limiter
+        self._metrics = metrics
 
     def dispatch(self, incoming: Any) -> Any:
         """Have a message answered.
@@ -52,15 +62,25 @@ class ValidatingDispatcher:
         method, arguments = incoming.message.get('method'), incoming.message.get('args')
         known = method if isinstance(method, str) and method in MESSAGES else ''
         host = _host(arguments)
+        began, outcome = time.monotonic(), CallOutcome.FAILED
         try:
             # Endpoints know the sender by it, whatever host the message names.
             incoming.ctxt[SENDER] = sender = _sender(incoming, host)
             with self._limiter.admitted(sender, _cost(arguments)):
-                return self._answer(incoming, known)
-        except (RequestRefused, messaging.NoSuchMethod, messaging.UnsupportedVersion):
-            # An operator's wish, or a client of another version.
+                answer = self._answer(incoming, known)
+            outcome = CallOutcome.ANSWERED
+            return answer
+        except RequestRefused:
+            # An operator's wish.
+            outcome = CallOutcome.REFUSED
+            raise messaging.ExpectedException from None
+        except (messaging.NoSuchMethod, messaging.UnsupportedVersion):
+            # A client of another version.
+            outcome = CallOutcome.REJECTED
             raise messaging.ExpectedException from None
         except (MessageRefused, InvalidWorkingSet) as error:
+            outcome = CallOutcome.TOO_MANY if isinstance(error, TooManyMessages) \
+                else CallOutcome.REJECTED
             self._rejected.record(known, error if isinstance(error, MessageRefused)
                                   else MessageRefused('extents', str(error)), host)
             raise messaging.ExpectedException from None
@@ -69,6 +89,8 @@ class ValidatingDispatcher:
             LOG.warning('%s of %s is answered with an error: %s', known, host or 'an operator',
                         error)
             raise messaging.ExpectedException from None
+        finally:
+            self._metrics.count_call(known, outcome, time.monotonic() - began)
 
     def _answer(self, incoming: Any, known: str) -> Any:
         message = incoming.message
@@ -117,7 +139,7 @@ def _cost(arguments: Any) -> float:
 
 
 def get_server(bus: messaging.Transport, name: str, endpoints: object,
-               rejected: RejectedMessages) -> Any:
+               rejected: RejectedMessages, metrics: ServiceMetrics) -> Any:
     """Return the storage service's RPC server, not started yet.
 
     :param bus: as of :func:`bootcache.rpc.transport.get_transport`.
@@ -130,7 +152,8 @@ def get_server(bus: messaging.Transport, name: str, endpoints: object,
 
     def server_class(bus: Any, target: Any, dispatcher: Any, executor: Any) -> Any:
         return rpc_server.RPCServer(
-            bus, target, ValidatingDispatcher(dispatcher, rejected, RateLimiter()), executor)
+            bus, target, ValidatingDispatcher(dispatcher, rejected, RateLimiter(), metrics),
+            executor)
 
     return messaging.get_rpc_server(bus, transport.target(server=name), [endpoints],
                                     executor='threading', server_cls=server_class)

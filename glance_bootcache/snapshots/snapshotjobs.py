@@ -206,6 +206,12 @@ class SnapshotJobs:
         job.heard_at = self._clock()
         return job.told
 
+    def counts(self) -> dict[str, int]:
+        """Return how many snapshots are in each step."""
+        with self._lock:
+            steps = [job.step for job in self._jobs.values()]
+        return {step.value: steps.count(step) for step in _Step}
+
     # The work, one step of a snapshot after the other.
 
     def _submit(self, job: _Job, work: Callable[[], None]) -> None:

@@ -294,6 +294,13 @@ class Exporter:
         self._daemon.ensure_running()
         return self._look()
 
+    def check(self) -> None:
+        """Check that the daemon answers, without waiting for who has it alone.
+
+        :raises StorageDaemonError: if it does not.
+        """
+        self._daemon.exports()
+
     def stop(self) -> None:
         """End the daemon: whoever reads from it waits and then fails."""
         self._daemon.stop()

@@ -125,6 +125,18 @@ class Exporters:
                 if (not image_id or each.may_serve(image_id)) and each.runs] \
             + [self.common] * (not self._has_own or self.common.runs)
 
+    def check(self) -> None:
+        """Check that exporters answer: the one of all hosts, or those of single hosts that run.
+
+        :raises StorageDaemonError: if one does not.
+        """
+        if not self._has_own:
+            self.common.check()
+        elif untold := self.untold():
+            raise exception.StorageDaemonError(
+                f'{len(untold)} exporters of single hosts do not answer: see the log of'
+                ' glance-bootcache')
+
     @staticmethod
     def _all(steps: Iterable[Callable[[], bool | None]]) -> bool:
         """Take a step with each exporter: one that hangs keeps nobody from it but itself.

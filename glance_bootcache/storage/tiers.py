@@ -329,6 +329,24 @@ class StorageTiers:
                                for manifest in manifests if manifest.made.cache_image is not None],
                               self._disk, incoming)
 
+    def used(self, manifests: Iterable[Manifest]) -> dict[Medium, int]:
+        """Return the bytes of the cache images in each tier.
+
+        :param manifests: of all images.
+        """
+        used = {Medium.DISK: sum(self._on_disk(manifest, busy=False).bytes
+                                 for manifest in manifests)}
+        if self.has_memory:
+            with self._lock:
+                used[Medium.MEMORY] = sum(_cache_bytes(held.manifest)
+                                          for held in self._held.values())
+        return used
+
+    def quotas(self) -> dict[Medium, int]:
+        """Return each tier's quota in bytes."""
+        return {Medium.DISK: self._disk.quota} | (
+            {Medium.MEMORY: self._memory.quota} if self.has_memory else {})
+
     def _on_disk(self, manifest: Manifest, busy: bool) -> Item:
         item, difference = self._item(manifest, busy), self._store.load_difference(manifest)
         return item if difference is None else dataclasses.replace(

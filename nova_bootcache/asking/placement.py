@@ -31,6 +31,9 @@ class PlanStep(enum.Enum):
     WATCH = 'report what the boot reads'
 
 
+# Nova's name of it.
+ROOT_DISK = 'disk'
+
 # Where these steps put a cache image: a server waits for a fetch, and not for what arrives.
 FETCH = {PlanStep.FETCH_TO_MEMORY: Medium.MEMORY, PlanStep.FETCH_TO_DISK: Medium.DISK}
 ARRIVE = {PlanStep.ARRIVE_IN_MEMORY: Medium.MEMORY, PlanStep.ARRIVE_ON_DISK: Medium.DISK}
@@ -148,7 +151,7 @@ def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> st
     """Return why a server goes the stock way whatever the storage side has, or an empty string."""
     if not enabled:
         return '[bootcache]enabled is off'
-    if server.disk_name != 'disk':
+    if server.disk_name != ROOT_DISK:
         return f'{server.disk_name} is not a root disk'
     if not server.image_id:
         return 'the disk is not made from an image'

@@ -21,6 +21,7 @@ from nova_bootcache.chains.chainstores import ChainStores, Parts
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.gateway import connections
 from nova_bootcache.gateway.sharedstore import SharedStore
+from nova_bootcache.metrics import BootPhase, BootWay, BytesFrom
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class PlannedDisks:
         self._cache = parts.cache
         self._gateway = parts.gateway
         self._needs = parts.needs
+        self._metrics = parts.metrics
 
     def make_profile(self, disk: PlannedDisk, remote: Remote, virtual_bytes: int, offered: Offered,
                      token: str) -> None:
@@ -92,34 +94,35 @@ class PlannedDisks:
             self._gateway.start()
         with contextlib.ExitStack() as until_watched:
             for step in plan:
-                if step is PlanStep.PROMOTE:
-                    # The boot does not depend on it.
-                    with contextlib.suppress(messaging.MessagingException):
-                        self._parts.storage.send(PromoteImage(image_id))
-                elif step in placement.FETCH:
-                    self._fetch(offered, placement.FETCH[step])
-                elif step in placement.ARRIVE:
-                    if not self._parts.arrivals.begin(offered, placement.ARRIVE[step],
-                                                      PlanStep.AWAIT in plan):
-                        self._fetch(offered, placement.ARRIVE[step])
-                elif step is PlanStep.AWAIT:
-                    self._parts.arrivals.awaited.wait(image_id)
-                elif step is PlanStep.USE_LOCAL:
-                    self._use_local(image_id, offered)
-                elif step is PlanStep.MAKE_EMPTY:
-                    # Where another server has one arrive, to look would wait for that.
-                    if not self._needs.is_arriving(image_id):
-                        self._parts.fetches.make_empty(remote, virtual_bytes)
-                elif step is PlanStep.SERVE_BASE:
-                    self._gateway.ensure_base(remote)
-                elif step is PlanStep.GROW:
-                    store = self._stores.get(image_id, virtual_bytes, PlanStep.WATCH in plan,
-                                             until_watched)
-                elif step is PlanStep.CHAIN:
-                    self._cache.touch(image_id)
-                    self._create(disk.path, disk.size, self._cache.path(image_id), 'qcow2')
-                elif step is PlanStep.WATCH and store is not None and not store.spoilt:
-                    self._watch(disk, store, remote, offered)
+                with self._metrics.phase(step.name.lower()):
+                    if step is PlanStep.PROMOTE:
+                        # The boot does not depend on it.
+                        with contextlib.suppress(messaging.MessagingException):
+                            self._parts.storage.send(PromoteImage(image_id))
+                    elif step in placement.FETCH:
+                        self._fetch(offered, placement.FETCH[step])
+                    elif step in placement.ARRIVE:
+                        if not self._parts.arrivals.begin(offered, placement.ARRIVE[step],
+                                                          PlanStep.AWAIT in plan):
+                            self._fetch(offered, placement.ARRIVE[step])
+                    elif step is PlanStep.AWAIT:
+                        self._parts.arrivals.awaited.wait(image_id)
+                    elif step is PlanStep.USE_LOCAL:
+                        self._use_local(image_id, offered)
+                    elif step is PlanStep.MAKE_EMPTY:
+                        # Where another server has one arrive, to look would wait for that.
+                        if not self._needs.is_arriving(image_id):
+                            self._parts.fetches.make_empty(remote, virtual_bytes)
+                    elif step is PlanStep.SERVE_BASE:
+                        self._gateway.ensure_base(remote)
+                    elif step is PlanStep.GROW:
+                        store = self._stores.get(image_id, virtual_bytes, PlanStep.WATCH in plan,
+                                                 until_watched)
+                    elif step is PlanStep.CHAIN:
+                        self._cache.touch(image_id)
+                        self._create(disk.path, disk.size, self._cache.path(image_id), 'qcow2')
+                    elif step is PlanStep.WATCH and store is not None and not store.spoilt:
+                        self._watch(disk, store, remote, offered)
 
     def _watch(self, disk: PlannedDisk, store: SharedStore, remote: Remote,
                offered: Offered) -> None:
@@ -177,6 +180,8 @@ def _held(entry: CacheEntry | None, offered: Offered, is_arriving: bool) -> Held
 
 
 _NOBODY = AsUser()
+_WAYS = {BootWay.ARRIVING: 'the cache image, on its way here,',
+         BootWay.CACHE_IMAGE: 'the cache image', BootWay.EMPTY: 'an empty cache image'}
 
 
 class Chains:
@@ -242,6 +247,8 @@ class Chains:
                 LOG.exception('bootcache: unexpected error')
                 reason = f'unexpected {type(error).__name__}: {error}'
         if reason:
+            if server.disk_name == placement.ROOT_DISK:
+                self._parts.metrics.count_boot(BootWay.STOCK)
             LOG.info('bootcache: server %s goes the stock way: %s', server_id, reason)
         elif profile_token is None:
             self._serving.note_made(server_id, path)
@@ -251,7 +258,8 @@ class Chains:
               root_bytes: int | None, console: Callable[[], str], is_moving: bool,
               as_user: AsUser) -> str:
         image_id, ask = str(server.image_id), self._parts.storage.ask_patiently
-        offered = ask(image_id, server_id, profile_token, server.owner)
+        with self._parts.metrics.phase(BootPhase.ASK):
+            offered = ask(image_id, server_id, profile_token, server.owner)
         if is_moving:
             offered = offered.for_a_move()
         if offered.storage.offer not in (Offer.STOCK, Offer.WAIT):
@@ -334,16 +342,19 @@ class Chains:
         disk = PlannedDisk(server_id, path, root_bytes or virtual_bytes, console)
         if plan == (PlanStep.PROFILE,):
             self._disks.make_profile(disk, remote, virtual_bytes, offered, profile_token or '')
+            self._parts.metrics.count_boot(BootWay.PROFILE)
             return ''
         if offered.storage.offer is Offer.AWAY:
             LOG.info('bootcache: the storage service does not answer; server %s boots from the'
                      ' cache image that is here', server_id)
         self._disks.make(plan, disk, remote, virtual_bytes, offered)
+        if PlanStep.USE_LOCAL in plan and entry is not None and entry.cache_image is not None:
+            self._parts.metrics.count_bytes(BytesFrom.LOCAL, entry.cache_image.bytes)
         entry = self._cache.known(image_id)
-        LOG.info('bootcache: server %s boots from %s of %s', server_id,
-                 'the cache image, on its way here,' if self._needs.is_arriving(image_id) else
-                 'the cache image' if entry and entry.cache_image else 'an empty cache image',
-                 image_id)
+        way = BootWay.ARRIVING if self._needs.is_arriving(image_id) else \
+            BootWay.CACHE_IMAGE if entry and entry.cache_image else BootWay.EMPTY
+        self._parts.metrics.count_boot(way)
+        LOG.info('bootcache: server %s boots from %s of %s', server_id, _WAYS[way], image_id)
         return ''
 
     def keep_chain(self, image_id: str, path: str = '', patience: float = 0.0,

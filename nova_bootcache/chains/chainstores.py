@@ -16,6 +16,7 @@ from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.sharedstore import SharedStore
+from nova_bootcache.metrics import HostMetrics
 from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.tiers.arrivals import Arrivals
@@ -38,6 +39,7 @@ class Parts:
     :ivar arrivals: cache images that servers read from on their way.
     :ivar boots: those that are watched.
     :ivar recordings: profile boots on this host.
+    :ivar metrics: of boots, fetches and tiers.
     """
 
     storage: HostsClient
@@ -50,6 +52,7 @@ class Parts:
     arrivals: Arrivals
     boots: WatchedBoots
     recordings: ProfileRecordings
+    metrics: HostMetrics
 
 
 _AGAIN_SECONDS = 1.0

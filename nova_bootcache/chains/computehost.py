@@ -23,6 +23,7 @@ from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.metrics import HostMetrics
 from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.storagenode import TakenCertificates
@@ -46,6 +47,7 @@ class ComputeHost:
     :ivar connections: by which bases are read.
     :ivar chains: makes and keeps servers' chains.
     :ivar expansions: expands cache images that came compressed.
+    :ivar metrics: of boots, fetches and tiers.
 
     :param conf: Nova's configuration, with the driver's options registered.
     :param cache_directory: of the host's cache images.
@@ -86,23 +88,24 @@ class ComputeHost:
                                group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
-        self.room = Room(self.cache, self.below, self.needs, limits)
+        self.metrics = HostMetrics()
+        self.room = Room(self.cache, self.below, self.needs, limits, self.metrics)
         self._readable = Readable()
         self.exchange_asking = ExchangeAsking(conf, self.storage)
         self.fetches = Fetches(self.cache, self.room, WrongFiles(), self._readable,
-                               group.gateway_socket, self.encryption,
-                               Exchanges(conf, self.exchange_asking))
+                               group.gateway_socket, self.metrics, self.encryption,
+                               Exchanges(conf, self.exchange_asking, self.metrics))
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
-                                 self.needs)
+                                 self.needs, self.metrics)
         self.boots = WatchedBoots(self.below.stores, self.needs, self.storage.send,
-                                  self.drop_useless_stores)
+                                  self.drop_useless_stores, self.metrics)
         self.expansions = Expansions(self.cache, self.room, self.needs, Expand(group.expand),
                                      group.settle_delay, base_directory)
         self.recordings = ProfileRecordings(self.gateway, cache_directory)
         self.serving = Serving(group, self.needs, self.boots, cache_directory)
         parts = Parts(
             self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
-            self.arrivals, self.boots, self.recordings)
+            self.arrivals, self.boots, self.recordings, self.metrics)
         self.chains = Chains(group, parts, self.serving, tiers.store_limit)
         self.connections.find = self.chains.find_base
 

@@ -19,7 +19,9 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
+from bootcache.http.listener import HttpListener
 from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache import monitoring
 from nova_bootcache.chains import chainstores
 from nova_bootcache.chains.chainstores import CHAIN_SECONDS
 from nova_bootcache.chains.computehost import ComputeHost
@@ -47,6 +49,9 @@ _WAITS = ('its guest is paused by an I/O error, and waits for its disk; it can b
 class BootCacheLibvirtDriver(SnapshottingDriver):
     """libvirt driver whose servers boot from cache images where there are some."""
 
+    # From Nova's start on, if anybody is to watch the host.
+    _listener: HttpListener | None = None
+
     def __init__(self, virtapi: Any, read_only: bool = False, *args: Any, **kwargs: Any):
         """Put our image backend in the place of Nova's for qcow2, and let snapshots see it."""
         super().__init__(virtapi, read_only, *args, **kwargs)
@@ -66,6 +71,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.holdings = PublishedHoldings(self.bootcache, servers.base_directory,
                                           self.settler.unsettled.report, self.standing.report)
         self.upkeep = HostUpkeep(self.bootcache, self.holdings)
+        monitoring.sample(self.bootcache, self.settler.unsettled, self.standing.report)
         self.warming = HostWarmer(self.bootcache, bandwidth(CONF, 'warm_bandwidth'))
         # Whether operations wait for the gateway: not each that Nova's start does while it is away.
         self._is_patient = self._is_stopped = False
@@ -89,6 +95,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             self.bootcache.serving.refuse(reason)
         self.bootcache.start(host)
         self.upkeep.start()
+        self._listener = monitoring.listen(CONF, self.bootcache)
         self._wait_until_ready()
         super().init_host(host, *args, **kwargs)
         if not reason:
@@ -148,6 +155,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
     def cleanup_host(self, *args: Any, **kwargs: Any) -> None:
         """Stop our threads; what is under way is given up."""
         self._is_stopped = True
+        if self._listener is not None:
+            self._listener.stop()
         self.settler.stop()
         self.standing.stop()
         self.upkeep.stop()

@@ -26,6 +26,7 @@ from nova_bootcache.asking.client import Offered
 from nova_bootcache.gateway import sharedstore
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.sharedstore import SharedStore
+from nova_bootcache.metrics import HostMetrics
 from nova_bootcache.recording.profilerecordings import ProfileRecording
 from nova_bootcache.storagenode import Remote
 
@@ -229,15 +230,18 @@ class WatchedBoots:
     :param needs: told whose boots are watched.
     :param send: sends a message to the storage service.
     :param over: called when one is over, whatever it was.
+    :param metrics: observe the seconds of boots.
     """
 
     def __init__(self, stores: StoreKeeper[SharedStore], needs: HostNeeds,
-                 send: Callable[[Message[None]], None], over: Callable[[], None]):
+                 send: Callable[[Message[None]], None], over: Callable[[], None],
+                 metrics: HostMetrics):
         self.reports = BootReports(send)
         self._send = send
         self._stores = stores
         self._needs = needs
         self._over = over
+        self._metrics = metrics
         # By server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
         self._lock = leaf('the lock of watched boots')
@@ -295,6 +299,8 @@ class WatchedBoots:
                 # It may never have been started: that says nothing of what a boot reads. Nova may
                 # start a profile boot on another host, or will say so.
                 return
+            if ended_by != ending.SHUTDOWN:
+                self._metrics.observe_guest(seconds)
             # Also that nothing was missed: then no more is to be learned from such boots.
             self.reports.report(ReportBoot(
                 remote.image_id, offered.image_hash, hostname,

@@ -113,6 +113,15 @@ class Unsettled:
                      is_queued=server.image_id in self.queued)
         return reason + SEES_ERRORS if server.server_id in self._see_errors else reason
 
+    def oldest(self) -> float:
+        """Return the age of the oldest of those that are to be settled, in seconds; 0 if none is.
+
+        Servers count that Nova has in a state in which they can be, of images that want it.
+        """
+        return max((server.age for server in self._seen or ()
+                    if server.settles and not self._is_off
+                    and server.image_id not in self.unwanted), default=0.0)
+
     def report(self) -> UnsettledServers | None:
         """Return these servers as the storage service is told; None while they are not known."""
         if self._seen is None:

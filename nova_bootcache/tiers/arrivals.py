@@ -26,6 +26,7 @@ from nova_bootcache.gateway import arrivingimage
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.metrics import BytesFrom, HostMetrics
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.tiers import fetches as fetching
 from nova_bootcache.tiers.fetches import Awaited, Fetches
@@ -74,16 +75,18 @@ class Arrivals:
     :param below: the gateway's nodes.
     :param gateway: the host's.
     :param needs: told what is on its way.
+    :param metrics: count the bytes that come.
     """
 
     def __init__(self, files: CacheFiles, fetches: Fetches, room: Room, below: Below,
-                 gateway: Gateway, needs: HostNeeds):
+                 gateway: Gateway, needs: HostNeeds, metrics: HostMetrics):
         self._files = files
         self._fetches = fetches
         self._room = room
         self._below = below
         self._gateway = gateway
         self._needs = needs
+        self._metrics = metrics
         self.awaited = Awaited()
 
     def is_worth_it(self, offered: Offered, medium: Medium) -> bool:
@@ -266,6 +269,7 @@ class Arrivals:
         self._have_read(coming)
         arrivingimage.bring(self._gateway, image_id, coming.info.bytes, path, seconds,
                             fetching.GRACE_SECONDS)
+        self._metrics.count_bytes(BytesFrom.STORAGE_NODE, coming.info.bytes)
         return False
 
     def _exchange(self, coming: _Coming, others: Exchanged, path: str,

@@ -18,6 +18,7 @@ from bootcache.rpc.messages import ExchangeWay
 from bootcache.util import threads
 from nova_bootcache.asking.client import ExchangeAsking
 from nova_bootcache.gateway import sharedstore
+from nova_bootcache.metrics import BytesFrom, HostMetrics
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
@@ -34,11 +35,13 @@ class Exchanges:
 
     :param conf: Nova's configuration, with the driver's options registered.
     :param asking: tells who has them.
+    :param metrics: count the bytes that come.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, asking: ExchangeAsking):
+    def __init__(self, conf: cfg.ConfigOpts, asking: ExchangeAsking, metrics: HostMetrics):
         self._conf = conf[bootcache_conf.GROUP]
         self._asking = asking
+        self._metrics = metrics
         self._client = ExchangeClient(self._conf.exchange_socket)
 
     def is_worth_it(self, info: CacheInfo) -> bool:
@@ -81,9 +84,10 @@ class Exchanges:
             parts = joined(still.missing, _MOST_COPIES)
             _copy(parts, info.bytes, path, source, rate, seconds,
                   check if rate else _unless_stalled(path, stalled, check))
+            copied = sum(length for _, length in parts)
+            self._count(wanted, seen[0] if seen else None, copied)
             self._asking.report(remote.image_id, wanted.sha256, ExchangeWay.STALLED,
-                                seen[0] if seen else None, sum(length for _, length in parts),
-                                gives=False)
+                                seen[0] if seen else None, copied, gives=False)
             return True
         except exception.ExchangeFailed as error:
             LOG.warning('image %s: its cache image is copied: %s', remote.image_id, error)
@@ -93,9 +97,17 @@ class Exchanges:
         LOG.info('image %s: cache image of %d bytes came from %s', remote.image_id, info.bytes,
                  ', '.join(f'{address} ({got} bytes)'
                            for address, got in sorted(progress.peers.items()) if got))
+        self._count(wanted, progress, 0)
         self._asking.report(remote.image_id, wanted.sha256, ExchangeWay.EXCHANGED, progress, 0,
                             gives=gives_on and bool(self._conf.exchange_linger))
         return True
+
+    def _count(self, wanted: Exchanged, progress: FetchProgress | None, copied: int) -> None:
+        storage_nodes = {address for address, _port in wanted.reserve}
+        for address, got in progress.peers.items() if progress else ():
+            self._metrics.count_bytes(BytesFrom.STORAGE_NODE if address in storage_nodes
+                                      else BytesFrom.PEERS, got)
+        self._metrics.count_bytes(BytesFrom.STORAGE_NODE, copied)
 
     def give(self, image_id: str, wanted: Exchanged, path: str, is_told: bool = False) -> None:
         """Give a cache image that is here to hosts that were told of this one.

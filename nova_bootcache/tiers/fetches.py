@@ -27,6 +27,7 @@ from bootcache.util.backoff import Backoff
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.asking.placement import Trust
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles, place
+from nova_bootcache.metrics import BytesFrom, HostMetrics
 from nova_bootcache.storagenode import PLAIN, Encryption, Remote, nbd_node
 from nova_bootcache.tiers.differences import Differences
 from nova_bootcache.tiers.exchanges import Exchanges
@@ -220,12 +221,14 @@ class Fetches:
     :param gateway_socket: has to be in every header.
     :param encryption: how this host connects to storage nodes.
     :param exchanges: bring cache images from other hosts; None if this host takes no part.
+    :param metrics: count what comes.
     """
 
     def __init__(self, files: CacheFiles, room: Room, wrong: WrongFiles, readable: Readable,
-                 gateway_socket: str, encryption: Encryption = PLAIN,
+                 gateway_socket: str, metrics: HostMetrics, encryption: Encryption = PLAIN,
                  exchanges: Exchanges | None = None):
         self._files = files
+        self._metrics = metrics
         self._encryption = encryption
         self._room = room
         self._wrong = wrong
@@ -305,6 +308,7 @@ class Fetches:
             self._differences.make(
                 offered, path, partial, self._base_uri(remote.image_id),
                 lambda: self._check_patience(remote.image_id) if rate else None, not rate)
+            self._metrics.count_bytes(BytesFrom.LOCAL, info.bytes - wanted.bytes)
             return dataclasses.replace(entry, file_sha256=savefile.file_digest(partial))
 
         return self._put(entry, medium, make, (partial, path), rate,
@@ -362,7 +366,7 @@ class Fetches:
             if entry is not None and entry.cache_image is not None \
                     and entry.cache_image.sha256 == info.sha256:
                 return entry
-            with room:
+            with self._metrics.fetch(), room:
                 began = time.monotonic()
                 try:
                     entry = make()
@@ -444,13 +448,14 @@ class Fetches:
 
     def _copy(self, remote: Remote, export: str, size: int, path: str, rate: int) -> None:
         node = self._node(remote, export)
-        if not rate:
+        if rate:
+            qemuimg.copy_paced(node, path, length=size, rate=rate,
+                               check=lambda: self._check_patience(remote.image_id),
+                               seconds=GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
+        else:
             qemuimg.copy_raw(node, path, seconds=GRACE_SECONDS + size / _SLOWEST,
                              stalled=GRACE_SECONDS)
-            return
-        qemuimg.copy_paced(node, path, length=size, rate=rate,
-                           check=lambda: self._check_patience(remote.image_id),
-                           seconds=GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
+        self._metrics.count_bytes(BytesFrom.STORAGE_NODE, size)
 
     def make_empty(self, remote: Remote, virtual_bytes: int) -> CacheEntry:
         """Make a cache image without data: the name that a whole one replaces later.

@@ -14,6 +14,7 @@ from nova_bootcache.cache.cachefiles import STORE_SUFFIX, CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.locks import Rank
+from nova_bootcache.metrics import HostMetrics
 
 LOG = logging.getLogger(__name__)
 
@@ -40,14 +41,16 @@ class Room:
     :param below: what the gateway has below servers' disks.
     :param needs: who needs it.
     :param limits: by tier.
+    :param metrics: count what is evicted.
     """
 
     def __init__(self, files: CacheFiles, below: Below, needs: HostNeeds,
-                 limits: dict[Medium, TierLimits]):
+                 limits: dict[Medium, TierLimits], metrics: HostMetrics):
         self._files = files
         self._below = below
         self._needs = needs
         self.limits = limits
+        self._metrics = metrics
         # Room that is promised to what is being fetched, or opened, by key. Guarded by the lock,
         # held for dictionary steps.
         self._reserved: dict[str, tuple[Medium, int]] = {}
@@ -108,6 +111,10 @@ class Room:
         items.extend(Item(key, size, 0.0, busy=True) for key, (there, size) in promised.items()
                      if there is medium)
         return [item for item in items if item.key not in but]
+
+    def used(self, medium: Medium) -> int:
+        """Return the bytes of what is in a tier, and of what is promised room there."""
+        return sum(item.bytes for item in self._items(medium))
 
     def has_room(self, medium: Medium, image_id: str, size: int) -> bool:
         """Tell whether a file of an image would fit a tier, after evictions if need be.
@@ -188,7 +195,7 @@ class Room:
     @contextlib.contextmanager
     def _beside(self, key: str, medium: Medium, size: int, most: int) -> Iterator[None]:
         with self._room_lock:
-            used = sum(item.bytes for item in self._items(medium))
+            used = self.used(medium)
             if used + size > most:
                 raise exception.NoRoom(
                     f'compute {medium.value} has {used} bytes, and is to have {most} at most with'
@@ -223,7 +230,7 @@ class Room:
                 break
             # Not under the lock: what goes may have a growing store, which has locks of its own.
             for victim in room.evict:
-                self._evict(victim)
+                self._evict(victim, medium)
         raise exception.BootcacheError(
             f'compute {medium.value} has no room for {size} bytes; raise'
             f' [bootcache]compute_{medium.value}_quota')
@@ -239,7 +246,7 @@ class Room:
         with self._lock:
             self._reserved[key] = medium, size
 
-    def _evict(self, key: str) -> None:
+    def _evict(self, key: str, medium: Medium) -> None:
         kind, _colon, image_id = key.rpartition(':')
         try:
             # A server may have come since it was chosen; room is looked for anew then.
@@ -247,11 +254,13 @@ class Room:
                 if kind:
                     if not self._needs.is_booting(image_id):
                         self._below.drop_store(image_id)
+                        self._metrics.count_eviction(medium)
                     return
                 if self._needs.keeps_file(image_id, self._files.path(image_id)):
                     return
                 # What disks of stopped servers stand on is not forgotten with it.
                 self._files.remove_file(image_id)
+            self._metrics.count_eviction(medium)
             steps.reached('evict: file gone')
             # The gateway lets go of it, if nobody is connected.
             self._below.stop_serving(image_id)

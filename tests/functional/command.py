@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.tree import as_installed
+
 TOP = Path(__file__).resolve().parents[2]
 BOOTCACHE = '''
 import importlib, sys, tomllib
@@ -36,7 +38,8 @@ def command(program, home, *arguments):
     """
     return ([sys.executable, '-W', 'ignore', '-c', program, *map(str, arguments)],
             {'stdin': subprocess.DEVNULL, 'cwd': TOP, 'text': True,
-             'env': {'PATH': os.environ['PATH'], 'HOME': str(home), 'TMPDIR': str(home)}})
+             'env': {'PATH': os.environ['PATH'], 'HOME': str(home), 'TMPDIR': str(home),
+                     'PYTHONPATH': as_installed(f'{home}/tree')}})
 
 
 def bootcache(home, *arguments):

@@ -24,6 +24,7 @@ from glance_bootcache.images.policy import Step
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from nova_bootcache.asking import client
 
@@ -48,7 +49,8 @@ class Cloud:
         glance = types.SimpleNamespace(get=lambda image_id: self.facts.get(image_id))
         self.work = ImageWork(
             house.conf, self.store, glance, house.exporter, house.tiers, None,
-            DiskRoom(self.store, self.running, house.exporter, house.tiers), None)
+            DiskRoom(self.store, self.running, house.exporter, house.tiers), None,
+            ServiceMetrics())
         # It is not started: no image is looked at.
         controller = Controller(house.conf, self.store, glance, self.work, self.running, None, None,
                                 None)

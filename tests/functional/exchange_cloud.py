@@ -23,6 +23,7 @@ from nova_bootcache.asking.client import ExchangeAsking, HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.metrics import HostMetrics
 from nova_bootcache.settling.fullbase import StorageSlot
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
@@ -72,12 +73,12 @@ class Cloud:
         exchange.cache.prepare()
         exchange.asking = ExchangeAsking(conf, client)
         exchange.slot = StorageSlot(client)
-        needs = HostNeeds()
+        needs, metrics = HostNeeds(), HostMetrics()
         exchange.fetches = Fetches(
             exchange.cache, Room(exchange.cache, Below(None, exchange.cache, needs), needs,
-                                 {Medium.DISK: LIMITS}),
-            WrongFiles(), Readable(), self.node.conf.gateway_socket,
-            exchanges=Exchanges(conf, exchange.asking))
+                                 {Medium.DISK: LIMITS}, metrics),
+            WrongFiles(), Readable(), self.node.conf.gateway_socket, metrics,
+            exchanges=Exchanges(conf, exchange.asking, metrics))
         return exchange
 
     def fetch(self, host, rate=0):

@@ -37,6 +37,7 @@ from glance_bootcache.images.publishing import StatePublisher
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
@@ -111,7 +112,8 @@ class Service:
         retiring = Retiring(self.store, self.exporter, tiers, nova, ReportedNeeds(database),
                             Hosts(self.store, tiers, Orders(database)))
         work = ImageWork(conf, self.store, self.glance, self.exporter, tiers, nova,
-                         DiskRoom(self.store, self.running, self.exporter, tiers), retiring)
+                         DiskRoom(self.store, self.running, self.exporter, tiers), retiring,
+                         ServiceMetrics())
         self.controller = Controller(conf, self.store, self.glance, work, self.running, retiring,
                                      Deletions(0, self.store, self.glance),
                                      StatePublisher(conf, self.glance))

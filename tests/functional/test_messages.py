@@ -68,6 +68,7 @@ from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.rpc import validation
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
@@ -172,12 +173,12 @@ def manager(conf):
     manager = Neighbours()
     parts = [Neighbour(manager, real) for real in (
         Controller, ReportedBoots, Hosts, Operators, Warming)]
-    manager.rejected = RejectedMessages()
+    manager.rejected, metrics = RejectedMessages(), ServiceMetrics()
     server = validation.get_server(get_transport(conf), 'storage',
                                    Endpoints(*parts, Unheard(), manager.rejected,
                                              Neighbour(manager, ExchangeOffers),
-                                             Neighbour(manager, SnapshotJobs)),
-                                   manager.rejected)
+                                             Neighbour(manager, SnapshotJobs), metrics),
+                                   manager.rejected, metrics)
     server.start()
     yield manager
     server.stop()

@@ -19,6 +19,7 @@ from bootcache.workingset import Extent
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.metrics import HostMetrics
 from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room
 
@@ -44,8 +45,8 @@ def cache(directory):
 def fetches(cache, socket):
     """The host's, without a gateway: what is fetched needs none."""
     needs = HostNeeds()
-    room = Room(cache, Below(None, cache, needs), needs, {Medium.DISK: LIMITS})
-    return Fetches(cache, room, WrongFiles(), Readable(), socket)
+    room = Room(cache, Below(None, cache, needs), needs, {Medium.DISK: LIMITS}, HostMetrics())
+    return Fetches(cache, room, WrongFiles(), Readable(), socket, HostMetrics())
 
 
 def fetch(cache, node, socket=None):

@@ -22,6 +22,7 @@ from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.policy import Step
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.tiers import Content
 
@@ -37,7 +38,8 @@ class Rebuilding:
         # Glance and Nova, who are not asked, are not there.
         self._work = ImageWork(
             house.conf, house.store, None, house.exporter, house.tiers, None,
-            DiskRoom(house.store, Running(1), house.exporter, house.tiers), None)
+            DiskRoom(house.store, Running(1), house.exporter, house.tiers), None,
+            ServiceMetrics())
         os.makedirs(house.store.directory(IMAGE))
         name = house.store.save_working_set(IMAGE, WorkingSet(
             IMAGE, 'sha512:ab', SIZE, 65536, (Extent(MIB, MIB), Extent(0, MIB))))

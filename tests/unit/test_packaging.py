@@ -20,7 +20,7 @@ PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
 DISTRIBUTIONS = {'glanceclient': 'python-glanceclient', 'novaclient': 'python-novaclient',
                  'qemu': 'qemu.qmp'}
 # What the extra ``storage`` has: for the storage service, and nothing else.
-STORAGE = {'alembic', 'oslo_db', 'oslo_upgradecheck', 'sqlalchemy'}
+STORAGE = {'alembic', 'oslo_db', 'oslo_middleware', 'oslo_upgradecheck', 'sqlalchemy'}
 # Not required: the services beside which it is installed, Debian's bindings (install.rst says where
 # they come from), and extras.
 ELSEWHERE = {'nova', 'glance', 'glance_store', 'nbd', 'libvirt', 'matplotlib', 'libtorrent',

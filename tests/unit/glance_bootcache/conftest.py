@@ -32,6 +32,7 @@ from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -123,6 +124,7 @@ def made_house(storage_conf, no_qemu, database):
             house.needs, house.orders = ReportedNeeds(database), Orders(database)
             house.writer = Writer(database, [house.needs.changes, house.orders.changes])
             house.table = Hosts(house.store, house.tiers, house.orders, house.seconds)
+            house.metrics = ServiceMetrics()
             house.running = Running(storage_conf.bootcache.concurrent_builds)
             house.retiring = Retiring(house.store, house.exporter, house.tiers, house.boots,
                                       house.needs, house.table)
@@ -130,7 +132,8 @@ def made_house(storage_conf, no_qemu, database):
             house.deletions = Deletions(storage_conf.bootcache.deletion_delay, house.store,
                                         house.images, house.seconds)
             house.work = ImageWork(storage_conf, house.store, house.images, house.exporter,
-                                   house.tiers, house.boots, house.disk_room, house.retiring)
+                                   house.tiers, house.boots, house.disk_room, house.retiring,
+                                   house.metrics)
             house.controller = Controller(
                 storage_conf, house.store, house.images, house.work, house.running, house.retiring,
                 house.deletions, StatePublisher(storage_conf, house.images), house.seconds)
@@ -152,7 +155,8 @@ def made_house(storage_conf, no_qemu, database):
             house.endpoints = Sender(Endpoints(
                 house.controller, house.hosts, house.table, house.operators, house.warming,
                 house.needs, house.rejected,
-                house.offers, fakes_manager.FakeSnapshots()), house.rejected)
+                house.offers, fakes_manager.FakeSnapshots(), house.metrics), house.rejected,
+                house.metrics)
             if has_hosts:
                 house.controller.host_reported()
             house.controller.start()

@@ -17,14 +17,14 @@ class Sender:
     :ivar secret: of the process that sends; None if it tells none.
     """
 
-    def __init__(self, endpoints, rejected):
+    def __init__(self, endpoints, rejected, metrics):
         self.endpoints = endpoints
         self.secret = None
         # Tests send more than a host does; seconds do not pass for it either.
         self._sent = 0
         self._dispatcher = ValidatingDispatcher(
             messaging.RPCDispatcher([endpoints], None), rejected,
-            RateLimiter(lambda: float(self._sent)))
+            RateLimiter(lambda: float(self._sent)), metrics)
 
     def send(self, message, client_timeout=None):
         """Have a message answered, whatever is in it; raises what its sender is told."""

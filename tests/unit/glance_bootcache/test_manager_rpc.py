@@ -38,7 +38,7 @@ def plan(house, server='server'):
 def test_a_server_boots_cold_from_an_image_that_was_not_known(house):
     house.images.put(IMAGE)
     assert plan(house) == {'action': 'wait', 'reason': 'the image\'s base is being prepared',
-                           'ready_in': None}
+                           'cause': 'base-not-ready', 'ready_in': None}
     house.settle()
     assert house.state(IMAGE) == 'served' and not house.boots.jobs
     answer = plan(house)
@@ -55,7 +55,8 @@ def test_an_image_that_glance_does_not_have_goes_the_stock_way(house):
     house.images.put(IMAGE, mode='off')
     plan(house)
     house.settle()
-    assert plan(house) == {'action': 'stock', 'reason': 'the image is skipped: bootcache_mode=off'}
+    assert plan(house) == {'action': 'stock', 'reason': 'the image is skipped: bootcache_mode=off',
+                           'cause': 'mode-off'}
 
 
 def test_a_host_hears_when_a_base_that_is_downloaded_will_be_here(house, monkeypatch):
@@ -75,7 +76,7 @@ def test_a_host_hears_when_a_base_that_is_downloaded_will_be_here(house, monkeyp
     plan(house)
     until(lambda: plan(house).get('ready_in'), 'the estimate')
     assert plan(house) == {'action': 'wait', 'reason': 'the image\'s base is being prepared',
-                           'ready_in': 90.0}
+                           'cause': 'base-not-ready', 'ready_in': 90.0}
     gate.set()
     house.settle()
     assert plan(house)['action'] == 'cold'

@@ -14,6 +14,7 @@ from oslo_config import cfg
 from bootcache.exception import MessageRefused, TooManyMessages
 from bootcache.rpc.fields import plain
 from bootcache.rpc.messages import VERSION, ReportBoot
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.rpc import messagesize, ratelimit, validation
 from glance_bootcache.rpc.ratelimit import RateLimiter
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -159,7 +160,7 @@ class Dispatcher:
 @pytest.fixture
 def door(clock):
     rejected = RejectedMessages(clock)
-    dispatcher = ValidatingDispatcher(Dispatcher(), rejected, RateLimiter(clock))
+    dispatcher = ValidatingDispatcher(Dispatcher(), rejected, RateLimiter(clock), ServiceMetrics())
 
     def ask(secret, host='liar', method='report_holdings', count=1, queue=None, **said):
         answered = []
@@ -209,7 +210,7 @@ def test_no_more_is_read_ahead_than_there_is_time_for():
     conf([], default_config_files=[], default_config_dirs=[])
     transport = messaging.get_rpc_transport(conf, url='rabbit://nobody@127.0.0.1:1/')
     try:
-        validation.get_server(transport, 'here', object(), RejectedMessages())
+        validation.get_server(transport, 'here', object(), RejectedMessages(), ServiceMetrics())
         assert conf.oslo_messaging_rabbit.rabbit_qos_prefetch_count == validation.MOST_AHEAD
     finally:
         transport.cleanup()

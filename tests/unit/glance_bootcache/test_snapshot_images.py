@@ -166,8 +166,8 @@ def test_with_the_option_off_none_is_taken_up(parent):
     parent.restart()
     put(parent)
     assert ask(parent)['action'] == 'wait'
-    assert ask(parent) == {'action': 'stock', 'reason': f'the image is skipped: '
-                                                        f'{Cause(Reason.SNAPSHOTS_OFF)}'}
+    assert ask(parent) == {'action': 'stock', 'cause': 'snapshots-off',
+                           'reason': f'the image is skipped: {Cause(Reason.SNAPSHOTS_OFF)}'}
     # As an earlier version left it: with the next start it is taken up with its first server.
     parent.conf.set_override('build_snapshots', True, 'bootcache')
     parent.restart()

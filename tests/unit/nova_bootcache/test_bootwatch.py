@@ -198,7 +198,7 @@ def test_a_profile_boot_that_stands_still_is_not_over_either(watched):
 
 
 def test_who_watches_boots_is_told_who_stands_still(monkeypatch):
-    boots = WatchedBoots(None, None, None, None)
+    boots = WatchedBoots(None, None, None, None, None)
     told = {}
     for server in 'ab':
         boots._watches[server] = types.SimpleNamespace(

@@ -4,7 +4,10 @@ The driver is our own, over stand-ins of Nova's methods; gateway and connectors'
 """
 
 import os
+import socket
 import types
+import urllib.error
+import urllib.request
 
 import pytest
 from fakes_clock import Clock
@@ -18,6 +21,7 @@ from nova_bootcache.chains import computehost
 from nova_bootcache.novadriver import driver
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from tools.ports import free_port
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 AWAY = exception.StorageDaemonError('gateway: nothing answers on /run/bootcache/gateway.qmp')
@@ -70,7 +74,8 @@ def host(monkeypatch, tmp_path, caplog):
     found.disk = str(tmp_path / SERVER / 'disk')
     chain(found, str(tmp_path / '_bootcache' / 'cache-image'))
     yield found
-    driver.CONF.clear_override('gateway_autostart', 'bootcache')
+    for option in 'gateway_autostart', 'metrics_port':
+        driver.CONF.clear_override(option, 'bootcache')
 
 
 def chain(host, backing):
@@ -136,3 +141,25 @@ def test_where_nova_resumes_no_servers_nobody_waits(host, monkeypatch):
     monkeypatch.setattr(driver.CONF, 'resume_guests_state_on_host_boot', False)
     host.driver.init_host('host-1')
     assert host.started == [('host-1', 0)] and told(host, 'ERROR') == []
+
+
+def test_a_host_that_is_watched_tells_its_metrics_until_it_is_stopped(host):
+    port = free_port()
+    driver.CONF.set_override('metrics_port', port, 'bootcache')
+    host.driver.init_host('host-1')
+    with urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics', timeout=60) as answer:
+        text = answer.read().decode()
+    assert 'bootcache_guests_paused 0.0' in text and 'bootcache_build_info' in text
+    host.driver.cleanup_host('host-1')
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics', timeout=60)
+
+
+def test_a_port_that_somebody_has_keeps_nova_from_nothing(host):
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        port = taken.getsockname()[1]
+        driver.CONF.set_override('metrics_port', port, 'bootcache')
+        host.driver.init_host('host-1')
+    assert host.started == [('host-1', 0)]
+    (line,) = told(host, 'ERROR')
+    assert f'metrics_port={port}' in line and 'nobody can watch this host' in line

@@ -20,6 +20,7 @@ from nova_bootcache.asking.placement import Offer, Storage
 from nova_bootcache.cache import cachefiles
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.metrics import HostMetrics
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.tiers import fetches, room
 from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
@@ -310,7 +311,7 @@ class NoStores:
 
 @pytest.fixture
 def tiers(cache):
-    return Room(cache, NoStores(), HostNeeds(), {Medium.DISK: LIMITS})
+    return Room(cache, NoStores(), HostNeeds(), {Medium.DISK: LIMITS}, HostMetrics())
 
 
 def test_the_medium_itself_has_to_have_room(tiers, monkeypatch):
@@ -338,7 +339,7 @@ def test_an_update_does_not_bring_an_older_file_back(cache):
     lambda cache, bring, entry: bring.make_empty(entry.remote, 1 << 30)],
     ids=['update', 'make_empty'])
 def test_nobody_waits_for_a_paced_fetch(cache, tiers, monkeypatch, act):
-    bring = Fetches(cache, tiers, WrongFiles(), Readable(), SOCKET)
+    bring = Fetches(cache, tiers, WrongFiles(), Readable(), SOCKET, HostMetrics())
     entry = place(cache)
     offered = Offered(
         Storage(Offer.CACHE), remote=entry.remote, cache_export='cache-x',

@@ -16,6 +16,7 @@ from bootcache.tier import Medium
 from nova_bootcache.asking.client import Offered, Watch
 from nova_bootcache.asking.placement import Offer, Storage
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.metrics import HostMetrics
 from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.tiers.arrivals import Arrivals
@@ -56,7 +57,7 @@ def test_an_arrival_is_over_and_cleared_up(tmp_path, caplog):
         done.append('and given back')
 
     arrivals = Arrivals(files, None, types.SimpleNamespace(for_arrival=for_arrival), below, gateway,
-                        needs)
+                        needs, HostMetrics())
     assert not arrivals.begin(OFFERED, Medium.DISK), 'it is fetched before the server boots'
     assert done == ['room is kept', 'begun', 'ended', 'and given back']
     assert not needs.is_arriving(IMAGE) and not held
@@ -66,7 +67,7 @@ def test_an_arrival_is_over_and_cleared_up(tmp_path, caplog):
 def test_a_boot_that_is_not_watched_needs_nothing():
     """Else the growing store of its image could never go."""
     needs = HostNeeds()
-    boots = WatchedBoots(None, needs, lambda: None, lambda: None)
+    boots = WatchedBoots(None, needs, lambda: None, lambda: None, HostMetrics())
     store = types.SimpleNamespace(name=IMAGE, mark=lambda: None)
     with pytest.raises(RuntimeError):
         boots.watch('server', 'host-1', store, REMOTE, OFFERED, str)

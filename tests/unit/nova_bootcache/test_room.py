@@ -25,6 +25,9 @@ def test_an_older_file_counts_until_a_newer_one_has_its_place(host):
         assert os.path.exists(path)
     with room.for_fetch(IMAGE, Medium.DISK, QUOTA):
         assert not os.path.exists(path), 'nobody needs it'
+        assert host.metrics.registry.get_sample_value(
+            'bootcache_evictions_total', {'tier': 'compute_disk'}) == 1
+        assert room.used(Medium.DISK) == QUOTA
 
 
 def test_what_comes_twice_counts_twice(host):

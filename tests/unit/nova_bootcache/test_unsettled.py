@@ -1,5 +1,7 @@
 """Servers that depend on bootcache: which, why, and what ends it."""
 
+import dataclasses
+
 import pytest
 
 from bootcache.rpc.report import UnsettledServer, UnsettledServers
@@ -103,3 +105,16 @@ def test_those_whose_guests_do_not_wait_are_told_of_first():
     assert len(why(server('a'), is_unwanted=True) + SEES_ERRORS) < 255
     seen.note([server('b')], {})
     assert seen.report().named == (UnsettledServer('b', SOON),)
+
+
+def test_the_oldest_is_one_that_is_to_be_settled():
+    seen = Unsettled(is_off=False)
+    assert seen.oldest() == 0, 'nobody has looked'
+    young, old = server('a'), dataclasses.replace(server('b'), age=90_000.0)
+    seen.note([young, old, dataclasses.replace(server('c', False, 'suspended'), age=1e9)], set())
+    assert seen.oldest() == 90_000
+    seen.unwanted.add(IMAGE)
+    assert seen.oldest() == 0
+    off = Unsettled(is_off=True)
+    off.note([old], set())
+    assert off.oldest() == 0

@@ -1,0 +1,1 @@
+"""HTTP that services are watched by."""

@@ -5,7 +5,7 @@ import importlib.util
 import sys
 
 # What the extra brings.
-MODULES = ('alembic', 'oslo_db', 'oslo_upgradecheck', 'sqlalchemy')
+MODULES = ('alembic', 'oslo_db', 'oslo_middleware', 'oslo_upgradecheck', 'sqlalchemy')
 
 
 def service() -> int:

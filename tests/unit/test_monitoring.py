@@ -25,7 +25,7 @@ NO_LABELS = {'host', 'server', 'image', 'project', 'instance', 'job', 'id'}
 def service(conf):
     metrics, nothing = ServiceMetrics(), None
     service_monitoring.sample(
-        metrics, conf, store=nothing, manager=nothing, tiers=nothing, hosts=nothing, given=nothing,
+        metrics, conf, store=nothing, running=nothing, tiers=nothing, hosts=nothing, given=nothing,
         rejected=nothing, snapshots=nothing, database=nothing, health_checks=nothing)
     return metrics
 

@@ -71,8 +71,8 @@ def test_a_program_without_the_storage_extra_says_what_to_install(program, code)
         [sys.executable, '-W', 'ignore', '-c', f'import sys; {absent}; import {module} as module;'
          f' sys.exit(module.{function}())'], cwd=TOP, capture_output=True, text=True, check=False)
     assert done.returncode == code and done.stderr.splitlines() == [
-        f'{program}: alembic, oslo_db, oslo_upgradecheck, sqlalchemy: not installed; a storage node'
-        f' needs bootcache[storage]: {sys.prefix}/bin/pip install "bootcache[storage]"']
+        f'{program}: alembic, oslo_db, oslo_middleware, oslo_upgradecheck, sqlalchemy: not'
+        f' installed; a storage node needs bootcache[storage]: {sys.prefix}/bin/pip install "bootcache[storage]"']
 
 
 def normal(name):

@@ -29,7 +29,7 @@ def scrape(house, database, storage_conf):
         raise BootcacheError('it does not answer')
 
     monitoring.sample(
-        house.metrics, storage_conf, store=house.store, manager=house.manager,
+        house.metrics, storage_conf, store=house.store, running=house.running,
         tiers=types.SimpleNamespace(
             used=lambda manifests: {Medium.DISK: sum(1 for _manifest in manifests)},
             quotas=lambda: {Medium.DISK: 7}),
@@ -54,10 +54,10 @@ def test_images_and_their_steps(house, scrape):
     found = scrape()
     assert found['bootcache_images', 'ready'] == found['bootcache_images', 'failed'] == 0
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.images.put(OTHER, mode='off')
-    house.manager.consider(OTHER)
+    house.changed(OTHER)
     house.settle()
     found = scrape()
     assert found['bootcache_images', 'ready'] == found['bootcache_images', 'skipped'] == 1
@@ -76,7 +76,7 @@ def test_boots_by_way_and_reason(house, scrape):
     house.settle()
     plan(house, OTHER)
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     plan(house)
     plan(house)
@@ -159,8 +159,8 @@ def test_images_that_wait_for_their_turn(house, scrape):
     for number in range(4):
         image = IMAGE.replace('7a', f'{number}a', 1)
         house.images.put(image)
-        house.manager.consider(image)
-    until(lambda: scrape()['bootcache_queue_images', 'record'] == 3, 'those that wait')
+        house.changed(image)
+    until(lambda: scrape()['bootcache_queue_images', 'record'] == 2, 'those that wait')
     assert scrape()['bootcache_queue_oldest_seconds', 'record'] > 0
     house.boots.gate.set()
     house.settle()
@@ -169,7 +169,7 @@ def test_images_that_wait_for_their_turn(house, scrape):
 
 def test_nothing_names_an_image_or_a_host(house, scrape):
     house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
+    house.changed(IMAGE)
     house.settle()
     house.endpoints.plan_boot({}, IMAGE, 'host-7', 'server-7')
     told = {value for key in scrape() for value in key[1:]}

@@ -432,6 +432,7 @@ class Controller:
         steps.reached('register: taken up')
         if decision.is_change and decision.step is not None:
             self._changes.begin(image.owner)
+        LOG.debug('image %s: %s', image_id, decision.step or 'nothing')
         self._log(record, after)
         if after.cause.reason in (Reason.NO_HOST, Reason.NO_HOST_REQUESTED) \
                 and self._has_hosts.is_set():

@@ -132,7 +132,8 @@ def test_ipv6_is_an_address_as_well():
         found.stop()
 
 
-@pytest.mark.parametrize('address', ['127.0.0.1', '192.0.2.10', 'no.such.name.invalid'])
+@pytest.mark.parametrize('address', ['127.0.0.1', '192.0.2.10', 'no.such.name.invalid',
+                                     'no..name'])
 def test_where_nothing_can_listen_the_options_are_named(address):
     with socket.create_server(('127.0.0.1', 0)) as taken:
         port = taken.getsockname()[1]

@@ -104,6 +104,7 @@ def test_who_says_little_now_and_then_is_let_go(watched, monkeypatch):
                 break
         else:
             pytest.fail('it was not let go')
+    monkeypatch.undo()
     assert get(watched.port, '/one') == 'first'
 
 

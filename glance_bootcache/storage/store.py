@@ -116,8 +116,8 @@ class ImageStore:
         try:
             return savefile.read_json(path, VERSION, CacheDifference.from_dict)
         except (OSError, ValueError) as error:
-            LOG.warning('image %s: its difference is not given out: %s: %s', manifest.image_id,
-                        path, error)
+            _THROTTLE.warning(path, 'image %s: its difference is not given out: %s: %s',
+                              manifest.image_id, path, error)
             return None
 
     def new_name(self, kind: str, suffix: str) -> str:

@@ -87,7 +87,7 @@ class Controller:
         # Images without a record that hosts ask for, and images that Glance has told of since they
         # were looked at.
         self._asked_for: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ASKED_FOR)
-        self._announced: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ANNOUNCED)
+        self._announced: set[str] = set()
         # Images that Glance does not have, and of which there is no record.
         self._unknown: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
             _MOST_UNKNOWN, _UNKNOWN_SECONDS)
@@ -132,10 +132,14 @@ class Controller:
         """
         image_id = naming.canonical_image_id(image_id)
         with self._lock:
-            self._announced[image_id] = True
-        if not self.queue.add(image_id):
+            is_kept = image_id in self._announced or len(self._announced) < _MOST_ANNOUNCED
+            if is_kept:
+                self._announced.add(image_id)
+        if not is_kept and self._store.known(image_id) is None:
             LOG.error('image %s: its change is lost, as those of too many images wait; "bootcache'
                       ' image build %s" takes it up', image_id, image_id)
+            return
+        self.queue.add(image_id)
 
     def image_deleted(self, image_id: str) -> None:
         """Glance has notified the deletion of an image: it is given out no more.
@@ -325,13 +329,14 @@ class Controller:
     def _reconcile(self, image_id: str) -> None:
         with self._lock:
             boots = self._asked_for.pop(image_id, False)
-            announced = self._announced.pop(image_id, False)
+            announced = image_id in self._announced
+            self._announced.discard(image_id)
         try:
             self._look(image_id, boots, announced)
         except BaseException:
             with self._lock:
                 self._asked_for.update({image_id: True} if boots else {})
-                self._announced.update({image_id: True} if announced else {})
+                self._announced.update({image_id} if announced else ())
             raise
 
     def _look(self, image_id: str, boots: bool, announced: bool) -> None:

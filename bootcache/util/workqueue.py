@@ -60,13 +60,17 @@ class WorkQueue:
         for number in range(self._workers):
             daemon_thread(self._run, f'{self._name}-{number}')
 
-    def stop(self) -> None:
-        """Work on no other key; wait for those that are worked on."""
+    def stop(self, wait: bool = True) -> None:
+        """Work on no other key.
+
+        :param wait: for those that are worked on.
+        """
         with self._changed:
             self._stopping = True
             self._due.clear()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._running)
+            if wait:
+                self._changed.wait_for(lambda: not self._running)
 
     def add(self, key: str, after: float = 0.0) -> None:
         """Have a key worked on. Whoever adds keys has a bound for their number.

@@ -24,7 +24,7 @@ from bootcache.util.backoff import Backoff, CircuitBreaker, pause_seconds
 from bootcache.util.logthrottle import LogThrottle
 from bootcache.util.workqueue import WorkQueue
 from glance_bootcache import away
-from glance_bootcache.glance.images import Images
+from glance_bootcache.glance.images import Images, changed_at
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import policy
 from glance_bootcache.images.deletions import Deletions
@@ -120,8 +120,10 @@ class Controller:
 
         :param wait: until it has ended.
         """
-        self.queue.stop()
+        # A look may wait for Glance, and profile servers are to be deleted meanwhile.
+        self.queue.stop(wait=False)
         self._running.stop(wait)
+        self.queue.stop()
 
     # What Glance, operators and hosts say.
 
@@ -306,8 +308,11 @@ class Controller:
     def _failed(self, image_id: str, error: Exception) -> None:
         if isinstance(error, (exception.BootcacheError, OSError)) or away.passes(error):
             cure = '; make room in [bootcache]state_dir' if savefile.means_full(error) else ''
-            self._throttle.warning(type(error).__name__, 'image %s: cannot be looked at, and is'
-                                   ' looked at again: %s%s', image_id, away.told(error), cure)
+            told = away.told(error)
+            # Of one image for all: while Glance is away all that are looked at fail.
+            if self._throttle.is_new(type(error).__name__, told.replace(image_id, '')):
+                LOG.warning('image %s: cannot be looked at, and is looked at again: %s%s', image_id,
+                            told, cure)
         else:
             LOG.error('image %s: cannot be looked at, and is looked at again', image_id,
                       exc_info=error)
@@ -371,7 +376,9 @@ class Controller:
             self._seen[image_id] = image.updated_at
         self._act(decision, image)
         if decision.waits:
-            self.queue.add(image_id, self._conf.poll_interval)
+            # Its owner may leave any number so: the longer it has not changed, the later.
+            quiet = 0.0 if image.status == 'active' else time.time() - changed_at(image)
+            self.queue.add(image_id, max(self._conf.poll_interval, min(quiet, _LONGEST_PAUSE)))
         again = self._publisher.publish(image, decision.record,
                                         self._running.state(decision.record))
         if again is not None:

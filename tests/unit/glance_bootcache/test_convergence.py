@@ -18,7 +18,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 from oslo_config import cfg
 
-from bootcache import savefile, steps
+from bootcache import locks, savefile, steps
 from bootcache.exception import DatabaseAway, ServiceAway
 from bootcache.manifest import Availability, ImageState, Standing
 from bootcache.reasons import Reason
@@ -141,6 +141,8 @@ class Images(stateful.RuleBasedStateMachine):
         # What Glance has told of, and how often each image may have been recorded.
         self.notified, self.told, self.asked_for = set(), set(), set()
         self.changes = 0
+        # What comes in the midst of a step, when it has come so far.
+        self.meanwhile, self.is_in_step = None, False
         self.recordings, self.allowed = collections.Counter(), collections.Counter()
         # What was done for each image since anything has happened, or time has passed.
         self.looks, self.steps = collections.Counter(), collections.Counter()
@@ -148,7 +150,11 @@ class Images(stateful.RuleBasedStateMachine):
 
         def counted(work, job, facts):
             self.steps[job.image_id] += 1
-            return do(work, job, facts)
+            self.is_in_step = True
+            try:
+                return do(work, job, facts)
+            finally:
+                self.is_in_step = False
 
         self.patch.setattr(imagework.ImageWork, 'do', counted)
         self.run_boot = self.house.boots.run
@@ -157,6 +163,11 @@ class Images(stateful.RuleBasedStateMachine):
     # The world.
 
     def reached(self, name):
+        if self.meanwhile and self.is_in_step and not locks.held():
+            left, happens = self.meanwhile
+            self.meanwhile = (left - 1, happens) if left else None
+            if not left and self.kill_after is None:
+                happens()
         if self.kill_after is not None:
             self.kill_after -= 1
             if self.kill_after < 0:
@@ -309,6 +320,29 @@ class Images(stateful.RuleBasedStateMachine):
     def kill_soon(self, steps):
         self.kill_after = steps
 
+    @stateful.rule(image=image_ids, content=contents, left=st.integers(0, 4),
+                   what=st.sampled_from(['register', 'off', 'delete', 'evict', 'build', 'boot']))
+    def in_midst_of_a_step(self, image, content, left, what):
+        """Of any image's; the image is looked at, as other threads do."""
+        def happens():
+            match what:
+                case 'register':
+                    self.register(image, content, 'told', 'shared')
+                case 'off':
+                    self.change(image, 'told', 'active', 'off', '1MiB')
+                case 'delete':
+                    self.delete(image, 'told')
+                case 'evict':
+                    self.evict(image)
+                case 'build':
+                    self.build(image)
+                case 'boot':
+                    self.boot_server(image)
+            if image in self.house.controller.queue.keys():
+                self.move(self.house.controller.queue.run, image)
+
+        self.meanwhile = left, happens
+
     @stateful.rule(steps=st.booleans(), which=st.integers(0, 9))
     def work(self, steps, which):
         """A look, or a step."""
@@ -341,8 +375,22 @@ class Images(stateful.RuleBasedStateMachine):
 
     # What has to be.
 
+    @stateful.invariant()
+    def is_sound(self):
+        """At each moment, also in the midst of all that happens."""
+        for image in IMAGES:
+            record = self.house.store.load(image)
+            if record is None or (record.made.working_set is None
+                                  and record.made.cache_image is None):
+                continue
+            assert record.standing is not Standing.SKIPPED, 'what was dropped does not come back'
+            if record.made.working_set is not None:
+                found = self.house.store.load_working_set(record)
+                assert found is None or found.image_hash == record.made.base_hash
+
     def quiet(self):
         """Nothing happens any more but what the service does by itself."""
+        self.meanwhile = None
         self.kill_after = None
         self.is_full = self.is_building_away = False
         self.house.images.away = self.house.boots.away = False

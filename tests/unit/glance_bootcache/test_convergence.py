@@ -338,7 +338,8 @@ class Images(stateful.RuleBasedStateMachine):
                     self.build(image)
                 case 'boot':
                     self.boot_server(image)
-            if image in self.house.controller.queue.keys():
+            due = self.house.controller.queue.keys()
+            if image in due:
                 self.move(self.house.controller.queue.run, image)
 
         self.meanwhile = left, happens

@@ -15,7 +15,7 @@ import pytest
 from fakes_manager import failed, until
 from keystoneauth1 import exceptions as ks_exceptions
 
-from bootcache import exception
+from bootcache import exception, steps
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.rpc.report import HostReport
@@ -148,6 +148,20 @@ def test_deleted_while_recording(house):
     assert job.cancelled.is_set() and house.state(IMAGE) is None
     assert IMAGE not in house.exporter.serving and not house.qemu.builds
     assert not os.path.exists(house.store.directory(IMAGE))
+
+
+def test_what_was_recorded_of_an_image_that_is_deleted_meanwhile_leaves_no_file(
+        house, monkeypatch):
+    monkeypatch.setattr(steps, 'reached', lambda name: name == 'record: kept'
+                        and house.controller.evict(IMAGE))
+    house.images.put(IMAGE)
+    house.boots.servers.add(IMAGE)
+    house.changed(IMAGE)
+    house.settle()
+    base = house.store.load(IMAGE).made.base_path
+    assert base and len(house.boots.jobs) == 1
+    assert set(os.listdir(house.store.directory(IMAGE))) == {
+        'manifest.json', os.path.basename(base)}
 
 
 def test_deleted_while_building(house):

@@ -19,7 +19,8 @@ from bootcache import exception, steps
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.rpc.report import HostReport
-from glance_bootcache.images import controller
+from glance_bootcache.images import controller, policy
+from glance_bootcache.images.policy import Step
 from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -162,6 +163,29 @@ def test_what_was_recorded_of_an_image_that_is_deleted_meanwhile_leaves_no_file(
     assert base and len(house.boots.jobs) == 1
     assert set(os.listdir(house.store.directory(IMAGE))) == {
         'manifest.json', os.path.basename(base)}
+
+
+def test_what_an_operator_orders_at_the_end_of_a_recording_is_not_taken_for_done(house):
+    """It is written, and its look has not come yet."""
+    recording(house)
+    house.store.change(IMAGE, policy.requested)
+    house.boots.gate.set()
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 2
+    assert not house.store.load(IMAGE).wished.requested
+
+
+def test_a_step_whose_turn_comes_is_of_the_record_as_it_is(house):
+    house.conf.set_override('concurrent_builds', 1, 'bootcache')
+    house.restart()
+    recording(house)
+    house.images.put(OTHER)
+    house.changed(OTHER)
+    until(lambda: house.running.is_waiting(OTHER) and house.running.of(OTHER).step == Step.RECORD)
+    house.store.change(OTHER, policy.requested)
+    house.boots.gate.set()
+    house.settle()
+    assert [job.image_id for job in house.boots.jobs] == [IMAGE, OTHER], 'it is recorded once'
 
 
 def test_deleted_while_building(house):

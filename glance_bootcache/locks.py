@@ -26,7 +26,7 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
     locks. ``Orders`` and ``Records`` have another one each, which who adds an order, or writes a
     record, holds over the database's transaction, and nobody else waits for: a call to a database
     that hangs ends after 30 s. ``Clients`` has two: with the one that is taken first it writes a
-    file of a megabyte.
+    file of a megabyte. ``Running`` has a step submitted, and taken out, by ``Turns``.
 
 So nobody who has the store's lock, or the tiers', asks the exporter, or the database: that may take
 a minute, and every server that boots takes both. Nor does anybody who has one of all these ask

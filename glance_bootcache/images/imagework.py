@@ -370,12 +370,16 @@ class ImageWork:
             result = self._profile_boots.run(image, record.made.virtual_bytes, asked, job)
         job.check_cancelled()
         name = self._store.save_working_set(image.image_id, result.working_set)
-        steps.reached('record: kept')
         info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
                               result.working_set.granularity, self._profile_boots.recorded_by,
                               result.ended_by, round(result.boot_seconds, 1), asked.boot_marker)
-        save(self._store, job, lambda known: dataclasses.replace(
-            known, goal=Goal.BUILD).making(working_set=info).wishing(requested=False))
+        try:
+            steps.reached('record: kept')
+            save(self._store, job, lambda known: dataclasses.replace(
+                known, goal=Goal.BUILD).making(working_set=info).wishing(requested=False))
+        except BaseException:
+            self._store.drop_working_set(image.image_id, name)
+            raise
 
     def build(self, image: ImageFacts | None, job: ImageJob) -> None:
         """Build a cache image from the working set that there is; without one a boot is recorded.

@@ -62,8 +62,12 @@ class Inheriting:
             return False
         name = self._store.save_working_set(image.image_id, working_set)
         info = snapshotrules.described(parent.made.working_set, name, working_set)
-        save(self._store, job, lambda record: dataclasses.replace(
-            record, goal=Goal.BUILD).making(working_set=info))
+        try:
+            save(self._store, job, lambda record: dataclasses.replace(
+                record, goal=Goal.BUILD).making(working_set=info))
+        except BaseException:
+            self._store.drop_working_set(image.image_id, name)
+            raise
         LOG.info('image %s: a snapshot of a server of image %s, whose working set of %d bytes it'
                  ' has', image.image_id, parent.image_id, working_set.bytes)
         return True

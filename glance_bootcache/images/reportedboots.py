@@ -8,7 +8,6 @@ others' boots read forgotten.
 import collections
 import dataclasses
 import enum
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -477,8 +476,14 @@ class ReportedBoots:
         info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
                               improved.granularity, 'server', message.ended_by,
                               round(message.boot_seconds, 1), manifest.wished.boot_marker, version)
-        if not self._controller.set_working_set(manifest, info):
-            os.unlink(self._store.path(image_id, name))
+        is_taken = False
+        try:
+            is_taken = self._controller.set_working_set(manifest, info)
+        finally:
+            if not is_taken:
+                # Its host sends it again, and each time another file would be left.
+                self._store.drop_working_set(image_id, name)
+        if not is_taken:
             return
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
                  version, improved.bytes, message.host, info.ended_by)

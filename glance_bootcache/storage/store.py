@@ -230,6 +230,17 @@ class ImageStore:
         savefile.write_json(self.path(image_id, name), working_set.to_json())
         return name
 
+    def drop_working_set(self, image_id: str, name: str) -> None:
+        """Remove a working set that has not come to be the image's.
+
+        :raises OSError: if the manifest cannot be read, or the file not be removed.
+        """
+        manifest = self.load(image_id)
+        if manifest is None or manifest.made.working_set is None \
+                or manifest.made.working_set.file != name:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(image_id, name))
+
     def load_working_set(self, manifest: Manifest) -> WorkingSet | None:
         """Return the working set that a manifest names, or None if there is none to be used."""
         if manifest.made.working_set is None:

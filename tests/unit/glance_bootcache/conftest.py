@@ -136,7 +136,8 @@ def made_house(storage_conf, no_qemu, database):
                                    house.metrics)
             house.controller = Controller(
                 storage_conf, house.store, house.images, house.work, house.running, house.retiring,
-                house.deletions, StatePublisher(storage_conf, house.images), house.seconds)
+                house.deletions,
+                StatePublisher(storage_conf, house.images, clock=house.seconds), house.seconds)
             house.hosts = ReportedBoots(storage_conf, house.store, house.exporter,
                                         house.controller, house.running, house.tiers)
             house.events = ImageEvents(house.controller.image_changed,

@@ -14,8 +14,8 @@ from oslo_messaging import NotificationResult
 from bootcache import savefile
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
-from bootcache.util import workqueue
 from glance_bootcache.glance import listener
+from glance_bootcache.images import controller
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -174,7 +174,7 @@ def test_an_image_that_can_never_be_written_holds_up_no_other(house, disk):
 
 
 def test_how_many_wait_is_bounded_and_told(house, disk, monkeypatch, caplog):
-    monkeypatch.setattr(workqueue, '_MOST_KEYS', 1)
+    monkeypatch.setattr(controller, '_MOST_ANNOUNCED', 1)
     disk.is_full = True
     for image in (IMAGE, OTHER):
         house.images.put(image)

@@ -39,6 +39,7 @@ PHASES = tuple(hypothesis.Phase) if 'BOOTCACHE_CONVERGENCE_SHRINKS' in os.enviro
 _HOUR = 3600.0
 # Of an image before it is at rest.
 _MOST_STEPS = 5
+_MOST_LOOKS = 20
 
 
 class Killed(BaseException):
@@ -141,6 +142,8 @@ class Images(stateful.RuleBasedStateMachine):
         self.house.deletions._delay = 300
         # What Glance has told of, and how often each image may have been recorded.
         self.notified, self.told, self.asked_for = set(), set(), set()
+        # Images whose cache image left storage disk: the next server's boot has it built again.
+        self.evicted = set()
         self.changes = 0
         # What comes in the midst of a step, when it has come so far.
         self.meanwhile, self.is_in_step = None, False
@@ -297,6 +300,7 @@ class Images(stateful.RuleBasedStateMachine):
 
     @stateful.rule(image=image_ids)
     def leave_storage_disk(self, image):
+        self.evicted.add(image)
         self.move(self.house.disk_room.evict, image)
 
     @stateful.rule(image=image_ids, needs=st.booleans())
@@ -376,7 +380,7 @@ class Images(stateful.RuleBasedStateMachine):
         for image in IMAGES:
             # Another content's base is got, recorded and built of, and what fails waits.
             assert self.steps[image] <= _MOST_STEPS, f'{self.steps[image]} steps of {image}'
-            assert self.looks[image] <= _MOST_STEPS + 2, f'{self.looks[image]} looks at {image}'
+            assert self.looks[image] <= _MOST_LOOKS, f'{self.looks[image]} looks at {image}'
 
     # What has to be.
 
@@ -421,6 +425,8 @@ class Images(stateful.RuleBasedStateMachine):
             for image in IMAGES:
                 self.check(image)
         finally:
+            # What goes wrong above leaves steps that nobody does.
+            self.house.running._jobs.clear()
             self.stack.close()
             self.patch.undo()
 
@@ -456,7 +462,8 @@ class Images(stateful.RuleBasedStateMachine):
             assert served == (None, None) and not record.made.base_path
             return
         # One that was got for a server is recorded as the next server boots.
-        is_asked_for = image in self.asked_for and record.made.working_set is None
+        is_asked_for = image in (self.asked_for if record.made.working_set is None
+                                 else self.evicted)
         assert record.state is ImageState.READY or (
             is_asked_for and record.state is ImageState.SERVED), record
         assert record.image_hash == record.made.base_hash == facts.image_hash
@@ -470,8 +477,8 @@ class Images(stateful.RuleBasedStateMachine):
 
 
 Images.TestCase.settings = hypothesis.settings(
-    max_examples=RUNS or 500, derandomize=not RUNS, stateful_step_count=40, report_multiple_bugs=False,
-    phases=PHASES, deadline=None, database=None,
+    max_examples=RUNS or 500, derandomize=not RUNS, stateful_step_count=40,
+    report_multiple_bugs=False, phases=PHASES, deadline=None, database=None,
     suppress_health_check=list(hypothesis.HealthCheck))
 
 

@@ -100,6 +100,17 @@ class WorkQueue:
         with self._changed:
             return [now - due for due in self._due.values() if due <= now]
 
+    def wait(self, key: str, seconds: float) -> bool:
+        """Wait until a key has been worked on that was added.
+
+        :param seconds: at most.
+        :returns: False if that time has passed, its work fails, or the queue stops.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping or (
+                key not in self._due and key not in self._running), seconds) \
+                and not self._stopping
+
     def wake(self) -> None:
         """Read the clock again: its seconds have not passed by themselves."""
         with self._changed:

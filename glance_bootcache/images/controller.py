@@ -51,6 +51,8 @@ _MOST_ASKED_FOR = 100
 _MOST_ANNOUNCED = 10_000
 _MOST_UNKNOWN = 10_000
 _UNKNOWN_SECONDS = 60
+# For which an event waits for the look at an image of which nothing is known.
+_LOOK_SECONDS = 30
 # Errors in a row after which Glance is not asked for a while.
 _GLANCE_ERRORS, _GLANCE_SECONDS = 3, 10.0
 
@@ -142,6 +144,15 @@ class Controller:
                       ' image build %s" takes it up', image_id, image_id)
             return
         self.queue.add(image_id)
+
+    def has_looked(self, image_id: str) -> bool:
+        """Wait for the look at an image that was announced, if nothing is known of it.
+
+        :returns: False if it was not looked at for a while: what announced it has to come again.
+        """
+        return self._store.known(image_id) is not None \
+            or self.queue.wait(naming.canonical_image_id(image_id), _LOOK_SECONDS) \
+            or self._store.known(image_id) is not None
 
     def image_deleted(self, image_id: str) -> None:
         """Glance has notified the deletion of an image: it is given out no more.

@@ -14,6 +14,7 @@ import uuid
 import pytest
 from fakes_manager import failed, until
 from keystoneauth1 import exceptions as ks_exceptions
+from oslo_messaging import NotificationResult
 
 from bootcache import exception, steps
 from bootcache.manifest import ImageState, Manifest, Standing
@@ -552,3 +553,21 @@ def test_images_that_somebody_makes_up_do_not_fill_the_state_directory(house):
         house.controller.image_changed(str(uuid.uuid4()))
     house.looked()
     assert len(list(house.store.manifests())) <= 1000
+
+
+def test_an_event_of_a_new_image_stays_on_the_bus_until_it_was_looked_at(house):
+    """Else it would be lost with this process, and no sweep finds it after a start."""
+    def told():
+        return house.events.info({}, 'image.host', 'image.activate', {'id': IMAGE}, {})
+
+    house.images.put(IMAGE)
+    house.images.away = True
+    assert told() is NotificationResult.REQUEUE
+    house.images.away = False
+    house.later(60)
+    assert told() is NotificationResult.HANDLED
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+    house.controller.queue.stop()
+    assert house.events.info({}, 'image.host', 'image.activate', {'id': OTHER}, {}) \
+        is NotificationResult.REQUEUE

@@ -404,6 +404,9 @@ class Images(stateful.RuleBasedStateMachine):
         self.is_full = self.is_building_away = False
         self.house.images.away = self.house.boots.away = False
         self.house.boots.servers.clear()
+        # What happened before had steps of its own.
+        self.looks.clear()
+        self.steps.clear()
         for _hour in range(30):
             self.house.upkeep.once()
             for _round in range(200):

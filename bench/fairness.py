@@ -24,6 +24,7 @@ from typing import Any
 
 from oslo_config import cfg
 
+from bench import storedimages
 from bench.faults.storageside import GlanceClient
 from bootcache import conf as bootcache_conf
 from bootcache import properties
@@ -41,7 +42,6 @@ from glance_bootcache.profileboot.job import BuildJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
 MOST_RATIO = 2.0
@@ -102,10 +102,10 @@ class Stage:
                             'glance_store_dirs': str(self._glance), **options}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)
         os.makedirs(f'{directory}/state')
-        self._store = ImageStore(f'{directory}/state')
+        database = start.wait_for(conf)
+        self._store = storedimages.opened(conf, database)
         self.exporter = Exporters(conf, self._store.state_path('clients.json'))
         self.exporter.start()
-        database = start.wait_for(conf)
         tiers = StorageTiers(conf, self._store, self.exporter, LastUses(database))
         tiers.start([])
         self.boots = _ProfileBoots()

@@ -125,7 +125,7 @@ def signed_anew(manifest: Manifest, image: ImageFacts, verifies: bool, now: floa
         return manifest
     return dataclasses.replace(manifest, image_hash='').wishing(
         generation=next_generation(manifest.wished.generation, now)).making(
-        working_set=None, cache_image=None, signed_as=signed_as, signature='')
+        working_set=None, cache_image=None, difference=None, signed_as=signed_as, signature='')
 
 
 def taken_up(manifest: Manifest, image: ImageFacts, now: float) -> Manifest:
@@ -149,7 +149,7 @@ def skipped(manifest: Manifest, cause: Cause) -> Manifest:
     image is looked at again when its properties change.
     """
     return dataclasses.replace(manifest, image_hash='').standing_at(
-        Standing.SKIPPED, cause).making(working_set=None, cache_image=None)
+        Standing.SKIPPED, cause).making(working_set=None, cache_image=None, difference=None)
 
 
 def gives_out(manifest: Manifest) -> bool:

@@ -1,5 +1,6 @@
 """The storage service: manager, RPC server and notification listener in one process."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from bootcache import bus, cacheimage, exception, optionfault
 from bootcache import conf as bootcache_conf
 from bootcache.rpc import messages, transport
 from glance_bootcache import startchecks
-from glance_bootcache.db import start
+from glance_bootcache.db import node, start
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.filestore.registrars import Registrars
@@ -97,28 +98,16 @@ class StorageService:
     def _start(self) -> None:
         conf = self._conf
         messagesize.register_bounds()
-        store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
-        store.sweep_forgotten()
-        exporter = Exporters(conf, store.state_path('clients.json'))
-
-        def start_exporter() -> bool:
-            return exporter.start(lambda exports, certificate: serving.serve_again(
-                store.manifests(), exports, lambda manifest: exporter.ensure(
-                    manifest, store.cache_path(manifest), (certificate,))))
-
-        def serve() -> None:
-            # What is in memory is known later; an exporter that serves from there goes on.
-            serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
-                manifest, store.cache_path(manifest)))
-
-        def keep_serving() -> None:
-            if start_exporter():
-                serve()
-
-        start_exporter()
+        state_dir = conf[bootcache_conf.GROUP].state_dir
+        exporter = Exporters(conf, os.path.join(state_dir, 'clients.json'))
+        exporter.start()
         cacheimage.end_left_over()
-        serve()
-        database = start.wait_for(conf, keep_serving)
+        database = start.wait_for(conf, exporter.start)
+        store = ImageStore(state_dir, database, node.register(database, conf.host))
+        store.retire_left()
+        # What is in memory is known later; an exporter that serves from there goes on.
+        serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
+            manifest, store.cache_path(manifest)))
         needs = ReportedNeeds(database)
         if conf[bootcache_conf.GROUP].export_ports:
             serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, naming, tls
+from bootcache import certificates, exception, naming, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Availability, Manifest, Standing
@@ -96,13 +96,13 @@ class ServiceUpkeep:
 
         They are looked at again with all others, see ``recover``.
 
-        :raises OSError: if a manifest cannot be written.
+        :raises DatabaseAway: if an image's row cannot be written.
         """
         for manifest in self._store.manifests():
             if decisions.is_by_other_rules(manifest) and manifest.standing is not Standing.SKIPPED:
                 LOG.warning('image %s: %s', manifest.image_id, Cause(Reason.INSPECTION_RULES))
-                self._store.change(manifest.image_id,
-                                   lambda known: decisions.revoked(known, time.time()))
+                self._store.change(manifest.image_id, functools.partial(
+                    decisions.revoked, now=time.time()))
 
     def stop(self) -> None:
         """Begin nothing more."""
@@ -143,6 +143,7 @@ class ServiceUpkeep:
                  ('Glance cannot be asked what it has', self.sweep),
                  ('states cannot be shown', lambda: manager.publisher.publish(manifests())),
                  ('certificates that end cannot be told of', self._expiry.look),
+                 ('files that nothing needs cannot be removed', self._store.files.remove_retired),
                  ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
 
     def _do(self, *steps: tuple[str, Callable[[], None]]) -> None:
@@ -220,18 +221,13 @@ class ServiceUpkeep:
 
         All images are looked at: they may have changed while nobody listened.
 
-        :raises OSError: if what is revoked cannot be written.
+        :raises DatabaseAway: if what is revoked cannot be written.
         :raises Exception: keystoneauth's, glanceclient's or novaclient's, if one cannot be asked.
         """
         if self.recovered:
             return
         self.revoke()
         self._profile_boots.remove_leftovers(self._manager.jobs.tokens)
-        for manifest in self._store.manifests():
-            with self._store.lock:
-                current = self._store.load(manifest.image_id)
-                if current is not None and self._manager.jobs.of(manifest.image_id) is None:
-                    self._store.sweep(current)
         # Those about which Glance does not answer are looked at by ``follow_again``.
         self._each([manifest.image_id for manifest in self._store.manifests()],
                    self._manager.consider)
@@ -240,16 +236,9 @@ class ServiceUpkeep:
     def sweep_clones(self) -> None:
         """Remove bases from Ceph that a crash left, or that were given up.
 
-        :raises BootcacheError: if Ceph does not answer, or says no.
+        :raises BootcacheError: if Ceph, or the database, does not answer, or says no.
         """
-        self._ceph.sweep(self._is_needed)
-
-    def _is_needed(self, image_id: str, path: str) -> bool:
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            return self._store.is_damaged(image_id) \
-                or self._manager.jobs.of(image_id) is not None \
-                or (manifest is not None and manifest.made.base_path == path)
+        self._ceph.remove_retired(self._store.files)
 
     def delete_left(self) -> None:
         """Delete servers of profile boots that could not be when these were over.
@@ -365,7 +354,7 @@ class ServiceUpkeep:
             try:
                 look(image_id)
                 failures = 0
-            except OSError:
+            except (exception.DatabaseAway, OSError):
                 # What cannot be written was told.
                 failures += 1
                 if failures == _MOST_FAILURES:

@@ -20,6 +20,7 @@ from typing import Any
 
 from oslo_config import cfg
 
+from bench import storedimages
 from bench.replay import exchangeprocess, netns
 from bootcache import cacheimage, cachelayout, naming
 from bootcache import conf as bootcache_conf
@@ -184,7 +185,9 @@ class Node:
             subprocess.run(['rbd', '--conf', conf, *command], check=True, capture_output=True)
         size = os.path.getsize(path)
         facts = ImageFacts(image_id, 'active', 'raw', 'bare', size, f'sha512:{digest}', 0, 0, {})
-        base = CephBases(self._conf('', **options)).obtain(facts, lambda: None, lambda count: None)
+        own = self._conf('', state_dir=f'{self.directory}/state', **options)
+        base = CephBases(own).obtain(
+            facts, storedimages.opened(own).files, lambda: None, lambda count: None)
         if base is None:
             raise RuntimeError(f'{image_id} cannot be read in Ceph')
         made = dataclasses.replace(

@@ -17,6 +17,7 @@ from glance_store import location
 from glance_store._drivers import filesystem, rbd
 from oslo_config import cfg
 
+from bench import storedimages
 from bench.replay.cephmachines import MachinesCeph
 from bench.snapshots.servers import Disk, qemu, virtual_bytes
 from bootcache import conf as bootcache_conf
@@ -198,7 +199,8 @@ class CephStore:
         self.conf = configured(home, address, rbd_store_pool='images',
                                rbd_store_ceph_conf=str(ceph.conf), rbd_snapshot_pool=_POOL)
         self.snapshots: Any = RbdSnapshots(self.conf)
-        clone = CephBases(self.conf).obtain(facts, lambda: None, lambda count: None)
+        clone = CephBases(self.conf).obtain(
+            facts, storedimages.opened(self.conf).files, lambda: None, lambda count: None)
         if clone is None:
             raise RuntimeError('the base is not read in Ceph; its log says why')
         self.manifest = Manifest(facts.image_id, Standing.DONE, made=Made(

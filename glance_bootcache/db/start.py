@@ -16,7 +16,8 @@ LOG = logging.getLogger(__name__)
 _AGAIN_SECONDS = 5.0
 
 
-def wait_for(conf: cfg.ConfigOpts, keep_serving: Callable[[], None] = lambda: None) -> Database:
+def wait_for(conf: cfg.ConfigOpts,
+             keep_serving: Callable[[], object] = lambda: None) -> Database:
     """Return the database, when it answers and has the tables that this release needs.
 
     :param keep_serving: is called again and again meanwhile; its errors are logged.

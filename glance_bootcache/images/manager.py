@@ -89,7 +89,7 @@ class Manager:
         :param forced: record it anew whatever is there.
         :param booting: a server boots from it just now.
         :param again: what kept its content from being taken has gone.
-        :raises OSError: if it is forced, and the manifest cannot be written.
+        :raises DatabaseAway: if it is forced, and the image's row cannot be written.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
@@ -150,14 +150,15 @@ class Manager:
                 decision.policy.settle if decision.policy else fresh.wished.settle))
         elif decision.action is ImageAction.WAIT:
             if manifest is None or manifest.standing is Standing.FAILED:
-                self._store.put(fresh.standing_at(Standing.WANTED))
+                self._write(fresh, lambda known: known.standing_at(Standing.WANTED))
         elif decision.action is ImageAction.FAIL:
             if (fresh.standing, fresh.cause) != (Standing.FAILED, decision.cause):
                 LOG.info('image %s: failed: %s', image_id, decision.cause)
-                self._store.put(fresh.standing_at(Standing.FAILED, decision.cause))
+                self._write(fresh, lambda known: known.standing_at(
+                    Standing.FAILED, decision.cause))
         elif decision.action is ImageAction.NOTHING:
             if manifest is not None and decision.policy is not None:
-                self._note_policy(manifest, decision.policy)
+                self._write(manifest, functools.partial(_with_policy, decision.policy))
         elif self.jobs.of(image_id) is None:
             policy = decision.policy
             assert policy is not None
@@ -165,10 +166,15 @@ class Manager:
                     and decisions.is_owners_change(image, known) \
                     and not self._changes.begin(image.owner):
                 decision = ImageDecision(ImageAction.AWAIT, Cause(Reason.TOO_MANY_CHANGES), policy)
-            pending = fresh.standing_at(fresh.standing, decision.cause).wishing(held=False)
-            if decision.action is not ImageAction.REBUILD:
-                pending = decisions.taken_up(pending, image, time.time())
-            self._note_policy(pending, policy, always=pending != known)
+            now, cause = time.time(), decision.cause
+            is_new = decision.action is not ImageAction.REBUILD
+
+            def pending(known: Manifest) -> Manifest:
+                found = known.standing_at(known.standing, cause).wishing(held=False)
+                return _with_policy(
+                    policy, decisions.taken_up(found, image, now) if is_new else found)
+
+            self._write(fresh, pending)
             steps.reached('register: taken up')
             if decision.action is not ImageAction.AWAIT:
                 job = self.jobs.begin(image_id, forced or decisions.is_forced(known))
@@ -180,17 +186,25 @@ class Manager:
                     self.jobs.bases.submit(image_id, image.owner, work)
         return decision
 
+    def _write(self, fresh: Manifest, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Change what is known of an image, or add it.
+
+        :param fresh: what it is added as.
+        """
+        return self._store.change(fresh.image_id, change) or self._store.add(change(fresh))
+
     def _note_wishes(self, image: ImageFacts, known: Manifest) -> Manifest:
-        manifest = decisions.signed_anew(
-            decisions.seen(known, image.visibility, time.time()), image,
-            self._conf.verify_signatures, time.time()).wishing(
-            name=image.name, owner=image.owner, availability=decisions.availability(image))
+        now = time.time()
+        manifest = self._write(known, lambda found: decisions.signed_anew(
+            decisions.seen(found, image.visibility, now), image,
+            self._conf.verify_signatures, now).wishing(
+            name=image.name, owner=image.owner, availability=decisions.availability(image)))
         if known.is_missing:
             LOG.info('image %s: Glance has it again', image.image_id)
         if manifest.wished.generation != known.wished.generation:
             LOG.info('image %s: %s, and was %s, or is signed otherwise: hosts let go of its cache'
                      ' image', image.image_id, image.visibility, known.wished.visibility)
-        return manifest if manifest == known else self._store.put(manifest)
+        return manifest
 
     def fewer_see(self, image_id: str) -> None:
         """Have all hosts let go of an image's cache image, as one project less may see it."""
@@ -215,16 +229,10 @@ class Manager:
 
         :returns: the manifest, None if the image is not known.
         """
+        now = time.time()
         return self._store.change(
             naming.canonical_image_id(image_id), lambda manifest: manifest.wishing(
-                generation=decisions.next_generation(manifest.wished.generation, time.time())))
-
-    def _note_policy(self, manifest: Manifest, policy: properties.Policy,
-                     always: bool = False) -> None:
-        noted = manifest.wishing(quota=policy.quota, settle=policy.settle,
-                                 boot_marker=policy.boot_marker)
-        if always or noted != manifest:
-            self._store.put(noted)
+                generation=decisions.next_generation(manifest.wished.generation, now)))
 
     def rebuild(self, image_id: str, in_passing: bool = False) -> None:
         """Build an image's cache image from the working set that there is, if it is not in hand.
@@ -258,7 +266,7 @@ class Manager:
                 return False
             owner = current.wished.owner
             try:
-                self._store.put(current.making(working_set=info))
+                self._store.change(manifest.image_id, lambda known: known.making(working_set=info))
             except BaseException:
                 if job is not None and work is not None:
                     self.jobs.recordings.submit(job.image_id, owner, work)
@@ -322,7 +330,7 @@ class Manager:
         :param held: an operator asks for it: the image, if it is still in Glance, is not recorded
             again by itself.
         :returns: False if nothing was known.
-        :raises OSError: if an operator asks for it, and the manifest cannot be written.
+        :raises DatabaseAway: if an operator asks for it, and the image's row cannot be written.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
@@ -345,11 +353,11 @@ class Manager:
             self.jobs.cancel(image_id)
             manifest = self._store.load(image_id)
             if manifest is None:
-                return self._store.remove(image_id)  # What a damaged manifest left.
+                return
             if manifest.cause != cause:
                 LOG.info('image %s: dropped: %s', image_id, cause)
-                self._store.put(decisions.skipped(manifest, cause).wishing(
-                    held=held, availability=manifest.wished.availability if held
+                self._store.change(image_id, lambda known: decisions.skipped(known, cause).wishing(
+                    held=held, availability=known.wished.availability if held
                     else Availability.DELETED))
         self.retiring.retire(image_id)
 
@@ -358,7 +366,8 @@ class Manager:
                 and manifest.wished.settle == settle:
             return
         LOG.info('image %s: skipped: %s', manifest.image_id, cause)
-        self._store.put(decisions.skipped(manifest, cause).wishing(settle=settle))
+        self._write(manifest,
+                    lambda known: decisions.skipped(known, cause).wishing(settle=settle))
 
     # The work on one image: its base, its recording and its building, each in turns of their own.
 
@@ -394,3 +403,7 @@ class Manager:
             # It may have been opted in again while this job was on its way out.
             with contextlib.suppress(Exception):
                 self.consider(job.image_id)
+
+
+def _with_policy(policy: properties.Policy, known: Manifest) -> Manifest:
+    return known.wishing(quota=policy.quota, settle=policy.settle, boot_marker=policy.boot_marker)

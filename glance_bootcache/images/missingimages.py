@@ -78,19 +78,22 @@ class MissingImages:
 
         :param heard: MISSING, or DELETION_NOTIFIED.
         :returns: whether it is to be removed now.
-        :raises OSError: if it cannot be written.
+        :raises DatabaseAway: if it cannot be written.
         :raises Exception: keystoneauth's or glanceclient's, if Glance lists no images.
         """
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            if manifest is not None and manifest.wished.availability is not Availability.DELETED \
-                    and manifest.wished.availability is not heard \
-                    and (not manifest.is_missing or heard is Availability.DELETION_NOTIFIED):
-                LOG.info('image %s: it is given out no more: %s', image_id,
-                         'Glance notified its deletion'
-                         if heard is Availability.DELETION_NOTIFIED else Cause(Reason.MISSING))
-                manifest = self._store.put(manifest.wishing(availability=heard))
-            self._jobs.cancel(image_id)
+        def withdrawn(known: Manifest) -> Manifest:
+            if known.wished.availability in (Availability.DELETED, heard) \
+                    or (known.is_missing and heard is not Availability.DELETION_NOTIFIED):
+                return known
+            return known.wishing(availability=heard)
+
+        before = self._store.load(image_id)
+        manifest = self._store.change(image_id, withdrawn)
+        if manifest is not None and manifest != before:
+            LOG.info('image %s: it is given out no more: %s', image_id,
+                     'Glance notified its deletion'
+                     if heard is Availability.DELETION_NOTIFIED else Cause(Reason.MISSING))
+        self._jobs.cancel(image_id)
         if manifest is None:
             with self._lock:
                 self._unknown[image_id] = True

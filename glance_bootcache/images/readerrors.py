@@ -223,13 +223,12 @@ class ReadErrors:
                 # Of an image that Glance gives no more this is the last copy, and most of it is
                 # right.
                 return current
-            return current.making(base_path='', cache_image=None).standing_at(
+            return current.making(base_path='', cache_image=None, difference=None).standing_at(
                 Standing.FAILED, cause)
 
-        with self._store.lock:
-            # Whatever a job makes, it makes of this base.
-            self._jobs.cancel(image_id)
-            changed = self._store.change(image_id, fail)
+        # Whatever a job makes, it makes of this base.
+        self._jobs.cancel(image_id)
+        changed = self._store.change(image_id, fail)
         if changed is not None and changed.state is ImageState.SKIPPED:
             LOG.error('image %s: its base is not served until this service starts again: %s',
                       image_id, cause)

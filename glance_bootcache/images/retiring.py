@@ -89,10 +89,17 @@ class Retiring:
             if why or (is_deleted and not self._hosts.is_let_go(image_id)):
                 # Or it was deleted just now.
                 self._waiting[image_id] = why
-            elif is_deleted:
-                self._store.remove(image_id)
-            elif manifest.made.base_path:
-                self._store.put(manifest.making(base_path=''))
+                return
+        try:
+            if is_deleted:
+                self._store.remove(image_id, lambda known: known.standing is Standing.SKIPPED
+                                   and known.wished.availability is Availability.DELETED)
+            else:
+                self._store.change(image_id, lambda known: known.making(base_path='')
+                                   if known.standing is Standing.SKIPPED else known)
+        except exception.DatabaseAway:
+            self.later(image_id)
+            raise
 
     def _let_go_if_deleted(self, image_id: str) -> str:
         """Have all hosts let go of an image before it is forgotten: that is a row of the database.

@@ -1,4 +1,4 @@
-"""Changes of images that could not be followed when they came: Glance was away, or the disk full.
+"""Changes of images that could not be followed when they came: Glance, or the database, was away.
 
 Glance tells of a change once. What follows from it is found out anew from Glance in a later round;
 that fewer people may see an image, or that its deletion was notified, is not, and so it is noted.
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from oslo_log import log as logging
 
+from bootcache.exception import DatabaseAway
 from bootcache.manifest import Availability
 
 LOG = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class RetriedLooks:
             heard: Availability = Availability.ACTIVE) -> None:
         """Note an image.
 
-        :param error: why its change could not be followed; OSError if it could not be written.
+        :param error: why its change could not be followed.
         :param heard: what Glance does not tell again.
         """
         with self._lock:
@@ -49,19 +50,19 @@ class RetriedLooks:
             LOG.error('image %s: its change cannot be followed (%s), and is lost, as those of %d'
                       ' images wait already; "bootcache image build %s" takes it up', image_id,
                       error, _MOST_IMAGES, image_id)
-        elif known is None and isinstance(error, OSError):
-            LOG.warning('image %s: its change cannot be written: %s; make room in'
-                        ' [bootcache]state_dir. It is tried again by itself', image_id, error)
+        elif known is None and isinstance(error, DatabaseAway | OSError):
+            LOG.warning('image %s: its change cannot be written: %s. It is tried again by itself',
+                        image_id, error)
 
     @contextlib.contextmanager
     def noted(self, image_id: str, heard: Availability = Availability.ACTIVE) -> Iterator[None]:
-        """Note an image if the block cannot write its manifest; whoever asked is not told.
+        """Note an image if the block cannot write its row; whoever asked is not told.
 
         :param heard: as for ``add``.
         """
         try:
             yield
-        except OSError as error:
+        except (DatabaseAway, OSError) as error:
             self.add(image_id, error, heard)
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Images' states while there is a job: what it makes is written into the manifest."""
+"""Images' states while there is a job: what it makes is written to the image's row."""
 
 import contextlib
 from collections.abc import Callable
@@ -39,10 +39,8 @@ class States:
         :returns: the manifest as it is then.
         :raises Cancelled: if the job is.
         """
-        with self._store.lock:
-            job.check_cancelled()
-            manifest = self._store.put(self._current(job).making_all(made))
-            job.phase = phase
+        manifest = self._write(job, lambda known: known.making_all(made))
+        job.phase = phase
         return manifest
 
     def done(self, job: BuildJob, made: Made | None = None) -> None:
@@ -87,7 +85,7 @@ class States:
         except exception.ImageRefused as error:
             self._fail(job, Standing.SKIPPED, error.cause)
         except (exception.StorageDaemonError, exception.StorageNodeFull, exception.ServiceAway,
-                exception.Interrupted, OSError) as error:
+                exception.DatabaseAway, exception.Interrupted, OSError) as error:
             self._put_off(job, str(error))
         except Exception as error:
             if savefile.means_full(error):
@@ -128,21 +126,30 @@ class States:
         with contextlib.suppress(exception.Cancelled):
             job.check_cancelled()
             LOG.warning('image %s: %s: %s', job.image_id, standing.value, cause)
-            manifest = self._current(job)
-            made = manifest.made
-            if standing is Standing.FAILED and made.cache_image is not None \
-                    and not manifest.has_older_base:
-                standing = Standing.DONE  # The older cache image serves.
-            elif standing is Standing.SKIPPED:
-                made = manifest.making(cache_image=None).made
-            self._end(job, standing, cause, made)
+
+            def failed(known: Manifest) -> Manifest:
+                if standing is Standing.SKIPPED:
+                    known = known.making(cache_image=None, difference=None)
+                elif known.made.cache_image is not None and not known.has_older_base:
+                    return known.standing_at(Standing.DONE, cause)  # The older one serves.
+                return known.standing_at(standing, cause)
+
+            self._write(job, failed)
+            job.phase = None
 
     def _end(self, job: BuildJob, standing: Standing, cause: Cause, made: Made | None) -> None:
-        with self._store.lock:
+        self._write(job, lambda known: (
+            known if made is None else known.making_all(made)).standing_at(standing, cause))
+        job.phase = None
+
+    def _write(self, job: BuildJob, change: Callable[[Manifest], Manifest]) -> Manifest:
+        def unless_cancelled(known: Manifest) -> Manifest:
+            # Who cancels a job writes after that: that is seen here, or is written last.
             job.check_cancelled()
-            manifest = self._current(job).standing_at(standing, cause)
-            self._store.put(manifest if made is None else manifest.making_all(made))
-            job.phase = None
+            return change(known)
+
+        return self._store.change(job.image_id, unless_cancelled) \
+            or self._store.add(unless_cancelled(Manifest(job.image_id)))
 
     def _current(self, job: BuildJob) -> Manifest:
         return self._store.load(job.image_id) or Manifest(job.image_id)

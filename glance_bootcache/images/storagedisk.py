@@ -39,7 +39,7 @@ class DiskRoom:
         """Evict what is over the storage disk tier's quota, as after it was lowered; and damage.
 
         :param manifests: of all images, just read.
-        :raises BootcacheError: if the exporter does not answer.
+        :raises BootcacheError: if the exporter, or the database, does not answer.
         """
         for manifest in manifests:
             if self._tiers.is_damaged(manifest):
@@ -171,11 +171,10 @@ class DiskRoom:
 
     def _drop(self, image_id: str, cache_image: CacheInfo, job: BuildJob | None) -> bool:
         """Remove a cache image's file, unless something else was taken in hand for it meanwhile."""
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            if manifest is None or manifest.made.cache_image is None:
-                return True
-            if self._jobs.of(image_id) is not job or manifest.made.cache_image != cache_image:
-                return False
-            self._store.put(manifest.making(cache_image=None))
-            return True
+        def drop(known: Manifest) -> Manifest:
+            if self._jobs.of(image_id) is not job or known.made.cache_image != cache_image:
+                return known
+            return known.making(cache_image=None, difference=None)
+
+        changed = self._store.change(image_id, drop)
+        return changed is None or changed.made.cache_image is None

@@ -23,8 +23,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from bootcache.cacheimage import Base
-from bootcache.difference import CacheDifference
-from bootcache.manifest import Manifest
+from bootcache.manifest import CacheDifference, Manifest
 from bootcache.quoting import quoted
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from bootcache.util.logthrottle import LogThrottle

@@ -12,6 +12,7 @@ import pytest
 from test_arrival import Way
 from tiers_house import MIB
 
+from bench import storedimages
 from bootcache import tier
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.rpc.messages import PlanBoot
@@ -61,7 +62,7 @@ class Cloud:
         os.makedirs(self.store.directory(image), exist_ok=True)
         self.facts[image] = ImageFacts(image, 'active', 'raw', 'bare', len(content),
                                        f'sha512:{image[:2]}', 0, 0, properties, owner='one')
-        self.store.save(Manifest(image, Standing.DONE, made=Made(
+        storedimages.put(self.store, Manifest(image, Standing.DONE, made=Made(
             base_path=self.path(image), base_hash=f'sha512:{image[:2]}', image_format='raw',
             virtual_bytes=len(content), base_export=f'base-{image}')).wishing(
                 quota=64 * MIB, owner='one', boot_marker='login:'))
@@ -71,7 +72,7 @@ class Cloud:
         made = manifest.made
         name = self.store.save_working_set(image, WorkingSet(
             image, made.base_hash, made.virtual_bytes, 4096, extents))
-        self.store.save(manifest.making(working_set=WorkingSetInfo(
+        storedimages.put(self.store, manifest.making(working_set=WorkingSetInfo(
             name, total_bytes(extents), len(extents), 4096, 'nova', 'marker', 1.0, 'login:')))
 
     def build(self, image, inherits=False):

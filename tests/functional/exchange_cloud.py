@@ -8,6 +8,7 @@ from functional_tools import until
 from oslo_config import cfg
 from storage_node import IMAGE, MIB
 
+from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import CacheInfo
 from bootcache.rpc.messages import ExchangeCache
@@ -42,7 +43,7 @@ class Cloud:
         self.store = ImageStore(storage_conf.bootcache.state_dir)
         os.makedirs(self.store.directory(IMAGE))
         shutil.copy(node.cache_path, self.store.path(IMAGE, self.info.file))
-        self.store.save(node.manifest)
+        storedimages.put(self.store, node.manifest)
         self.storage = swarm.host()
         for name, value in self.storage.options.items():
             if name.startswith('exchange_') and name != 'exchange_networks':

@@ -17,6 +17,7 @@ from tiers_house import MIB
 from tiers_house import house as house
 from tiers_house import memory as memory
 
+from bench import storedimages
 from bootcache import difference
 from bootcache.rpc.messages import BootAction, PlanBoot
 
@@ -31,7 +32,7 @@ def test_its_files_are_those_of_its_cache_image(cloud, child):
     assert again.made.cache_image.file != child.made.cache_image.file
     cloud.store.sweep(again)
     assert cloud.store.load_difference(again).parent == PARENT
-    cloud.store.put(again.making(cache_image=None))
+    storedimages.put(cloud.store, again.making(cache_image=None))
     assert names() == ['json', 'json']
 
 

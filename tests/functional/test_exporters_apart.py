@@ -16,6 +16,7 @@ from test_own_exporters import SET, one, other, runs, storage_conf  # noqa: F401
 from test_rebuilding import Rebuilding
 from tiers_house import memory as memory  # a fixture
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.db import start
@@ -109,7 +110,7 @@ def test_what_only_some_of_them_could_serve_from_memory_is_served_from_disk(
     os.makedirs(store.directory(IMAGE))
     node.build(*SET)
     path = shutil.copy(node.cache_path, store.path(IMAGE, node.manifest.made.cache_image.file))
-    store.save(node.manifest)
+    storedimages.put(store, node.manifest)
     node.cache_path = path
     tiers = StorageTiers(storage_conf, store, node.exporter,
                          LastUses(start.wait_for(storage_conf)))

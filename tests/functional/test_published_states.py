@@ -6,6 +6,7 @@ import pytest
 from functional_tools import until
 from real_glance import ADMIN, Glance
 
+from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Cause, Reason
@@ -36,7 +37,7 @@ class Service:
         return image
 
     def know(self, image):
-        self.store.save(Manifest(image, Standing.FAILED, Cause(Reason.FAILED, 'why')))
+        storedimages.put(self.store, Manifest(image, Standing.FAILED, Cause(Reason.FAILED, 'why')))
         self.look(image)
 
     def look(self, image):

@@ -14,6 +14,7 @@ from compute_host import boot, compare
 from functional_tools import until
 from storage_node import IMAGE, MIB, SIZE
 
+from bench import storedimages
 from bootcache import errorlog
 from bootcache.manifest import ImageState, Made, Manifest, Standing
 from bootcache.storagedaemon import UnixListener
@@ -50,7 +51,7 @@ def service(node, storage_conf):
 def serve(node, service):
     """Serves an image as the storage service does."""
     def serve(image_id, path, virtual_bytes=SIZE):
-        manifest = service.store.put(Manifest(image_id, Standing.DONE,
+        manifest = storedimages.put(service.store, Manifest(image_id, Standing.DONE,
             made=Made(image_format='qcow2', virtual_bytes=virtual_bytes, stored_bytes=virtual_bytes,
             base_path=path, base_export=f'base-{image_id}')))
         node.exporter.ensure(manifest, None)
@@ -127,7 +128,7 @@ def test_a_base_that_can_be_read_again_is_served_again(hosts, node, service, rot
 
 def test_a_cache_image_that_cannot_be_read_counts_as_damaged(node, service, monkeypatch):
     node.build(Extent(3 * MIB, MIB))
-    manifest = service.store.put(node.manifest)
+    manifest = storedimages.put(service.store, node.manifest)
     export = node.exporter.cache_export(manifest)
     service._take_out(export)
     assert service.tiers.is_damaged(manifest) and export not in node.exports

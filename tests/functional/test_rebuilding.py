@@ -12,6 +12,7 @@ from tiers_house import MIB, flip
 from tiers_house import house as house  # the fixture
 from tiers_house import memory as memory  # likewise
 
+from bench import storedimages
 from bootcache import steps
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.tier import Medium
@@ -40,7 +41,7 @@ class Rebuilding:
         os.makedirs(house.store.directory(IMAGE))
         name = house.store.save_working_set(IMAGE, WorkingSet(
             IMAGE, 'sha512:ab', SIZE, 65536, (Extent(MIB, MIB), Extent(0, MIB))))
-        house.store.save(Manifest(IMAGE, Standing.DONE, made=Made(
+        storedimages.put(house.store, Manifest(IMAGE, Standing.DONE, made=Made(
             base_path=base, base_hash='sha512:ab', image_format='raw', virtual_bytes=SIZE,
             base_export=f'base-{IMAGE}',
             working_set=WorkingSetInfo(name, 2 * MIB, 2, 65536, 'nova', 'marker', 1.0, 'login:'))

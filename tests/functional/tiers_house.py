@@ -12,6 +12,7 @@ import nbd
 import pytest
 from functional_tools import qemu_img, until
 
+from bench import storedimages
 from bootcache import cacheimage
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.db import start
@@ -66,7 +67,7 @@ class House:
             cache_image=CacheInfo(name, size, size, 1, hashlib.sha256(data).hexdigest(), 4 * MIB,
                                   65536, 64 * MIB, '', 0.1, cacheimage.VERIFY_RULES)))
         self.content[image_id] = data
-        self.store.save(manifest)
+        storedimages.put(self.store, manifest)
         self.serve(manifest)
         return manifest
 

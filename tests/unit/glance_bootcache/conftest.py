@@ -11,6 +11,7 @@ from fakes_clock import Clock
 from fakes_rpc import Sender
 from oslo_config import cfg
 
+from bench import storedimages
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
 from glance_bootcache.db import conf as db_conf
@@ -30,7 +31,6 @@ from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.upkeep import ServiceUpkeep
 from glance_bootcache.warming.runner import Warming
 
@@ -97,7 +97,7 @@ def house(storage_conf, no_qemu, database):
             images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
             boots=fakes_manager.FakeBoots(), qemu=no_qemu,
             conf=storage_conf, nova=fakes_manager.FakePrecache(), seconds=Clock(),
-            store=ImageStore(storage_conf.bootcache.state_dir))
+            store=storedimages.opened(storage_conf, database))
         house.tiers = fakes_manager.FakeTiers(house.exporter, house.store)
 
         def restart():

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import os
 import threading
 import time
 
@@ -229,7 +228,7 @@ class FakeTiers:
 
     def note_use(self, image_id, when):
         """As StorageTiers.note_use: an unknown image is ignored."""
-        if os.path.isdir(self.store.directory(image_id)):
+        if self.store.load(image_id) is not None:
             self.noted.append((image_id, when))
 
     has_memory = False

@@ -6,12 +6,12 @@ import os
 import pytest
 from fakes_manager import without_locks
 
+from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
 MIB = 1 << 20
@@ -70,9 +70,10 @@ def tiers(storage_conf, exporter, database, tmp_path):
                         'storage_memory_directory': str(tmp_path / 'memory')}.items():
         storage_conf.set_override(name, value, bootcache_conf.GROUP)
     glance_conf.check(storage_conf)
-    store = ImageStore(storage_conf.bootcache.state_dir)
+    store = storedimages.opened(storage_conf, database)
     for image_id in (ONE, TWO, THREE):
         os.makedirs(store.directory(image_id))
+        storedimages.put(store, Manifest(image_id))
     tiers = StorageTiers(storage_conf, store, exporter, LastUses(database))
     yield tiers
     tiers._stopping = True

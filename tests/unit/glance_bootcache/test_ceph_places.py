@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench import storedimages
 from bootcache.cacheimage import Base
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone, RbdSnapshot
@@ -70,7 +71,7 @@ def test_no_file_is_taken_for_that_of_a_clone(tmp_path):
     store = ImageStore(str(tmp_path))
     path = RbdClone('p', 'n', f'base-{IMAGE}-0a1b2c3d').path
     manifest = Manifest(IMAGE, made=Made(base_path=path, image_format='raw'))
-    store.save(manifest)
+    storedimages.put(store, manifest)
     same_name = tmp_path / 'images' / IMAGE / path.rpartition('/')[2]
     same_name.touch()
     store.sweep(manifest)

@@ -10,6 +10,7 @@ from fakes_manager import SIZE
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import storedimages
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot
@@ -120,7 +121,7 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
     for number in range(3):
         house.images.put(image(number), owner='one')
         # What the earlier process has written.
-        house.store.put(Manifest(image(number), Standing.WANTED, image_hash=house.images.get(
+        storedimages.put(house.store, Manifest(image(number), Standing.WANTED, image_hash=house.images.get(
             image(number)).image_hash))
     for number in range(10, 13):
         register(house, number)

@@ -8,6 +8,7 @@ import types
 import pytest
 from fakes_manager import until
 
+from bench import storedimages
 from bootcache import exception, naming, savefile
 from bootcache.manifest import Standing
 from bootcache.reasons import Cause, Reason
@@ -51,7 +52,7 @@ def test_a_base_whose_file_is_another_one_is_got_anew(house):
 def test_a_base_that_an_earlier_version_got_keeps_its_name(house):
     """Gateways of hosts are connected to it."""
     one = ready(house, b'1' * 4096)
-    house.store.put(one.making(base_export=''))
+    storedimages.put(house.store, one.making(base_export=''))
     house.manager.consider(IMAGE, forced=True)
     house.settle()
     assert house.store.load(IMAGE).made.base_export == ''
@@ -293,7 +294,7 @@ def test_a_late_report_of_the_older_content_does_not_end_the_wait(waiting):
 def test_exports_of_a_base_that_was_given_up_are_not_served_as_the_new_content(house):
     """A read error had it given up; a host is connected to its stored file."""
     one = ready(house, b'1' * 4096)
-    house.store.put(one.making(base_path='', cache_image=None).standing_at(
+    storedimages.put(house.store, one.making(base_path='', cache_image=None).standing_at(
         Standing.FAILED, Cause(Reason.FAILED, 'it cannot be read')))
     house.exporter.readers.add(IMAGE)
     house.images.put(IMAGE, b'2' * 4096)

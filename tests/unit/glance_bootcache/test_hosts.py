@@ -7,6 +7,7 @@ import os
 import pytest
 from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
 
+from bench import storedimages
 from bootcache.exception import MessageRefused
 from bootcache.manifest import Manifest, Standing, Wished
 from bootcache.rpc.messages import HoldingsAnswer, PlanBoot
@@ -39,7 +40,7 @@ def test_a_host_keeps_what_it_may_hold(house):
 
 @pytest.mark.parametrize('standing', [Standing.DONE, Standing.FAILED, Standing.WANTED])
 def test_also_while_there_is_none_on_the_storage_node(house, standing):
-    house.store.save(Manifest(IMAGE, standing))
+    storedimages.put(house.store, Manifest(IMAGE, standing))
     assert house.table.report('one', holding(IMAGE)).drop == ()
 
 
@@ -205,7 +206,7 @@ def test_a_change_while_the_service_was_down_is_seen_by_its_start(house):
 
 def test_an_image_of_an_earlier_version_has_no_visibility_yet(house):
     ready(house)
-    house.store.save(house.store.load(IMAGE).wishing(visibility=''))
+    storedimages.put(house.store, house.store.load(IMAGE).wishing(visibility=''))
     house.images.put(IMAGE, visibility='private')
     house.manager.consider(IMAGE)
     manifest = house.store.load(IMAGE)

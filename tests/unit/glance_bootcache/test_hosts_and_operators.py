@@ -7,6 +7,7 @@ import pytest
 from fakes_database import locked
 from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.fields import plain
@@ -202,7 +203,7 @@ def test_an_unknown_host_is_named_and_nothing_is_done(house):
 # What comes in.
 
 def test_reports_feed_the_record_of_uses(house):
-    house.store.save(Manifest(IMAGE, Standing.SKIPPED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.SKIPPED))
     held = plain(HeldImage(2e12, Medium.DISK, 0, 7))
     assert house.endpoints.report_holdings({}, 'one', {
         'images': {IMAGE.upper(): held, OTHER: {**held, 'last_use': 'x'}}})['drop'] == [IMAGE]

@@ -6,6 +6,7 @@ import uuid
 
 from fakes_hosts import IMAGE, ready
 
+from bench import storedimages
 from bootcache.manifest import Manifest
 from bootcache.rpc.client import all_entries
 from bootcache.rpc.fields import MOST_NAMED
@@ -39,7 +40,7 @@ def sender(house, pages):
 def test_many_images_come_by_pages(house):
     images = sorted(str(uuid.UUID(int=number, version=4)) for number in range(2 * PAGE_ENTRIES + 1))
     for image in reversed(images):
-        house.store.put(Manifest(image))
+        storedimages.put(house.store, Manifest(image))
     pages = []
     assert [image['image_id'] for image in all_entries(sender(house, pages), ListImages())] \
         == images

@@ -10,6 +10,7 @@ import os
 import pytest
 from fakes_manager import failed, until
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
@@ -365,7 +366,7 @@ def test_only_image_ids(house, image):
 
 def test_a_restart_in_the_midst_starts_again(house):
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.WANTED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED))
     house.restart()
     house.upkeep.recover()
     assert house.upkeep.recovered

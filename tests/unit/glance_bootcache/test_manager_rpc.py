@@ -7,6 +7,7 @@ import types
 import pytest
 from fakes_manager import PATIENCE, SIZE, until
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Standing
 from bootcache.rpc.messages import PlanBoot, ReportBoot, ReportProgress, ServeStored, StoredExport
@@ -201,7 +202,7 @@ def test_an_evicted_cache_image_is_built_again_when_a_server_boots(house):
     cold(house)
     report(house, [[0, 65536]])
     manifest = house.store.load(IMAGE)
-    house.store.save(dataclasses.replace(manifest, standing=Standing.DONE).making(cache_image=None))
+    storedimages.put(house.store, dataclasses.replace(manifest, standing=Standing.DONE).making(cache_image=None))
     assert plan(house)['action'] == 'cold'
     house.settle()
     assert plan(house)['action'] == 'cache'

@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 from fakes_clock import Clock
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
 from bootcache.rpc.report import HostReport
@@ -250,7 +251,7 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(known, restarted, monke
 # Upkeep.
 
 def base(house, image_id, standing=Standing.DONE):
-    house.store.put(Manifest(image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
+    storedimages.put(house.store, Manifest(image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
 
 
 def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):

@@ -7,6 +7,7 @@ import types
 import pytest
 from fakes_clock import Clock
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
 from bootcache.reasons import Cause, Reason
@@ -140,8 +141,8 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
 
 def test_a_server_does_not_wait_for_a_base_that_could_not_be_had(house):
     cause = Cause(Reason.RETRY, 'No space left on device')
-    house.store.save(Manifest(IMAGE, Standing.WANTED, cause, 'sha512:11'))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED, cause, 'sha512:11'))
     answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host-1', 'server-1'))
     assert answer['action'] == 'stock' and 'No space left' in answer['reason']
-    house.store.save(Manifest(IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host-1', 'server-1'))['action'] == 'wait'

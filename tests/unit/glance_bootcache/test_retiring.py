@@ -6,6 +6,7 @@ import time
 import pytest
 from fakes_clock import Clock
 
+from bench import storedimages
 from bootcache.manifest import Availability, Made, Manifest, Standing, Wished
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.report import HostReport
@@ -35,7 +36,7 @@ class HangingNova:
 @pytest.fixture
 def retiring(house):
     for image_id in IMAGES:
-        house.store.put(Manifest(image_id, Standing.SKIPPED, Cause(Reason.DELETED),
+        storedimages.put(house.store, Manifest(image_id, Standing.SKIPPED, Cause(Reason.DELETED),
                                  made=Made('/base'),
                                  wished=Wished(availability=Availability.DELETED)))
     clock = Clock()
@@ -95,7 +96,7 @@ def test_what_keeps_a_base_is_told(house):
 
 def test_many_hosts_are_not_all_named(house, monkeypatch):
     monkeypatch.setattr(module, '_MOST_SHOWN', 2)
-    house.store.put(Manifest(IMAGES[0], Standing.DONE))
+    storedimages.put(house.store, Manifest(IMAGES[0], Standing.DONE))
     for host in 'cab':
         house.needs.note(host, HostReport(needs=frozenset([IMAGES[0]])))
     assert house.operators.get_image(IMAGES[0])['kept_for'] == ['host a', 'host b', '1 more']

@@ -11,6 +11,7 @@ import threading
 import pytest
 from fakes_manager import until
 
+from bench import storedimages
 from bootcache import savefile
 from bootcache.manifest import Availability, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
@@ -125,7 +126,7 @@ def test_an_image_that_fewer_people_see(house, disk):
 
 def test_an_operator_is_told(house, disk):
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.FAILED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.FAILED))
     disk.is_full = True
     for ask in (lambda: house.endpoints.build_image({}, IMAGE),
                 lambda: house.endpoints.delete_image({}, IMAGE),

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from bench import storedimages
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot, ReportBoot
@@ -191,7 +192,7 @@ def test_one_that_an_operator_deleted_stays_so(parent):
 def test_a_restart_goes_on_with_one_that_was_taken_up(parent):
     put(parent)
     taken = decisions.taken_up(Manifest(CHILD), parent.images.get(CHILD), 1.0)
-    parent.store.put(taken)
+    storedimages.put(parent.store, taken)
     parent.restart()
     parent.upkeep.recover()
     parent.settle()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Manifest, Standing, WorkingSetInfo
 
@@ -12,7 +13,7 @@ SET = WorkingSetInfo('set', 900, 3, 4096, 'servers', 'marker', 12.5, 'login:')
 @pytest.fixture
 def full(house, monkeypatch):
     """The state directory's file system has no room, until that is undone."""
-    house.store.put(Manifest(IMAGE))
+    storedimages.put(house.store, Manifest(IMAGE))
 
     def put(manifest):
         raise OSError(28, 'No space left on device')

@@ -7,6 +7,7 @@ import threading
 import pytest
 from fakes_manager import until
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.report import HostReport
@@ -66,7 +67,7 @@ def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, 
 def test_an_exporter_that_has_ended_does_not_wait_for_a_glance_that_hangs(house, monkeypatch):
     """Each question takes a minute, and a round has many."""
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.WANTED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED))
     house.conf.set_override('poll_interval', 1, 'bootcache')
     house.restart()
     hangs, answers, looks = threading.Event(), threading.Event(), []
@@ -111,7 +112,7 @@ def test_a_base_that_came_while_all_were_served_again_is_kept_open(house, monkey
     kept, serve = [], house.tiers.serve
 
     def serve_slowly(manifest, **named):
-        house.store.save(dataclasses.replace(manifest, image_id=OTHER))
+        storedimages.put(house.store, dataclasses.replace(manifest, image_id=OTHER))
         serve(manifest, **named)
 
     monkeypatch.setattr(house.exporter, 'start', lambda serve: True)
@@ -157,7 +158,7 @@ def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
     monkeypatch.setattr(house.manager.disk_room, 'keep_quota', lambda manifests: kept.append(True))
     house.boots.away = True
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.WANTED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED))
     house.upkeep.once()
     assert kept == [True] and not house.upkeep.recovered
     # What an earlier process did not finish waits for it: it would fail.
@@ -174,7 +175,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
                         else get(image_id))
     for image in (OTHER, IMAGE):
         house.images.put(image)
-        house.store.save(Manifest(image, Standing.WANTED))
+        storedimages.put(house.store, Manifest(image, Standing.WANTED))
     house.restart()
     house.upkeep.once()
     house.settle()
@@ -188,7 +189,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
 
 def test_glance_that_is_away_is_not_asked_for_every_image(house):
     for number in range(20):
-        house.store.save(Manifest(f'{number:08x}{IMAGE[8:]}', Standing.WANTED))
+        storedimages.put(house.store, Manifest(f'{number:08x}{IMAGE[8:]}', Standing.WANTED))
     house.upkeep.recovered = True
     house.images.away = True
     with pytest.raises(RuntimeError):

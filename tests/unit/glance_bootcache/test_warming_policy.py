@@ -4,6 +4,7 @@ import pytest
 from fakes_warming import IMAGE, OTHER, done, make_ready, step, tell
 from fakes_warming import ready as ready  # the fixture
 
+from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import ImageState
 from bootcache.rpc.messages import PlanBoot, ReportBoot
@@ -221,7 +222,7 @@ def test_images_of_earlier_versions_are_not_warmed_by_an_upgrade(policy):
     scan(policy)
     document = policy.store.load(IMAGE).to_json()
     del document['wished']['warm_due']
-    policy.store.save(type(policy.store.load(IMAGE)).from_json(document))
+    storedimages.put(policy.store, type(policy.store.load(IMAGE)).from_json(document))
     policy.restart()
     policy.upkeep.recover()
     scan(policy)

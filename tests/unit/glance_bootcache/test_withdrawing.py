@@ -12,6 +12,7 @@ from fakes_hosts import holding
 from fakes_manager import until
 from glance import notifier as glance_notifier
 
+from bench import storedimages
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.glance.listener import ImageEvents
@@ -254,7 +255,7 @@ def test_a_lost_manifest_does_not_begin_again_below_what_hosts_hold(ready, monke
     for expected in (10 ** 9, 10 ** 9 + 1):
         assert ready.manager.let_go(IMAGE).wished.generation == expected
     ready.store.remove(IMAGE)
-    ready.store.save(Manifest(IMAGE, Standing.DONE))
+    storedimages.put(ready.store, Manifest(IMAGE, Standing.DONE))
     monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 2e9))
     assert ready.manager.let_go(IMAGE).wished.generation == 2 * 10 ** 9
     held = holding(IMAGE, generation=10 ** 9 + 1)

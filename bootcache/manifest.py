@@ -221,7 +221,6 @@ class Made:
     :ivar virtual_bytes: size of the base.
     :ivar working_set: of this content; None if there is none.
     :ivar cache_image: of this content; None if there is none.
-    :ivar difference: of a snapshot's cache image from its parent's; None if there is none.
     :ivar built_from: sha256 of the working set that the cache image was built from; empty if there
         is none.
     :ivar look_rules: version of the rules by which the base was looked at, and accepted.
@@ -231,6 +230,7 @@ class Made:
         :func:`bootcache.signatures.fingerprint`.
     :ivar base_file: what the file was that has ``base_hash``: inode, time of its last change in
         nanoseconds, size in bytes; None of a base in Ceph.
+    :ivar difference: of a snapshot's cache image from its parent's; None if there is none.
     """
 
     base_path: str = ''
@@ -241,12 +241,12 @@ class Made:
     virtual_bytes: int = 0
     working_set: WorkingSetInfo | None = None
     cache_image: CacheInfo | None = None
-    difference: CacheDifference | None = None
     built_from: str = ''
     look_rules: int = 1
     signed_as: str = ''
     signature: str = ''
     base_file: tuple[int, int, int] | None = None
+    difference: CacheDifference | None = None
 
     @property
     def is_behind(self) -> bool:

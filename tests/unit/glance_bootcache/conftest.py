@@ -10,6 +10,7 @@ import pytest
 from fakes_clock import Clock
 from fakes_rpc import Sender
 from oslo_config import cfg
+from sqlalchemy import event
 
 from bench import storedimages
 from bootcache import cacheimage, exception, savefile, workingset
@@ -80,6 +81,9 @@ def database(storage_conf, empty_database):
     os.makedirs(storage_conf.bootcache.state_dir, exist_ok=True)
     shutil.copy(empty_database, db_conf.default_file(storage_conf))
     database = Database(storage_conf)
+    # A commit that is synced is for tests/functional, which end processes.
+    event.listen(database._engine, 'connect',
+                 lambda connection, _record: connection.execute('PRAGMA synchronous = OFF'))
     yield database
     database.close()
 

@@ -121,8 +121,9 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
     for number in range(3):
         house.images.put(image(number), owner='one')
         # What the earlier process has written.
-        storedimages.put(house.store, Manifest(image(number), Standing.WANTED, image_hash=house.images.get(
-            image(number)).image_hash))
+        storedimages.put(house.store, Manifest(
+            image(number), Standing.WANTED,
+            image_hash=house.images.get(image(number)).image_hash))
     for number in range(10, 13):
         register(house, number)
     house.upkeep.recover()

@@ -202,7 +202,8 @@ def test_an_evicted_cache_image_is_built_again_when_a_server_boots(house):
     cold(house)
     report(house, [[0, 65536]])
     manifest = house.store.load(IMAGE)
-    storedimages.put(house.store, dataclasses.replace(manifest, standing=Standing.DONE).making(cache_image=None))
+    storedimages.put(house.store, dataclasses.replace(
+        manifest, standing=Standing.DONE).making(cache_image=None))
     assert plan(house)['action'] == 'cold'
     house.settle()
     assert plan(house)['action'] == 'cache'

@@ -251,7 +251,8 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(known, restarted, monke
 # Upkeep.
 
 def base(house, image_id, standing=Standing.DONE):
-    storedimages.put(house.store, Manifest(image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
+    storedimages.put(house.store, Manifest(
+        image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
 
 
 def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):

@@ -6,6 +6,7 @@ import types
 
 import pytest
 from fakes_clock import Clock
+from fakes_database import Rows
 
 from bench import storedimages
 from bootcache import exception
@@ -114,24 +115,19 @@ def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch)
     assert 'has no room' in manifest.reason and 'qemu-img create failed' in manifest.reason
 
 
-@pytest.mark.parametrize('where', ['exporter', 'manifest', 'stop'])
+@pytest.mark.parametrize('where', ['exporter', 'row', 'stop'])
 def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
     """Each try left another one, which no quota counted: where the disk is full, that much more."""
     def building():
         if where == 'exporter':
             house.exporter.fails = ERRORS[0]
-        elif where == 'manifest':
-            monkeypatch.setattr(house.store, 'put', refuse)
+        elif where == 'row':
+            rows.is_away = True
         else:
             house.manager.jobs.of(IMAGE).cancel()
             house.manager.jobs._stopping.set()
 
-    put = house.store.put
-
-    def refuse(manifest):
-        monkeypatch.setattr(house.store, 'put', put)
-        raise OSError(28, 'No space left on device')
-
+    rows = Rows(house.store, monkeypatch)
     house.qemu.building = building
     register(house)
     assert len(house.qemu.builds) == 1 and house.store.load(IMAGE).made.cache_image is None
@@ -144,5 +140,6 @@ def test_a_server_does_not_wait_for_a_base_that_could_not_be_had(house):
     storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED, cause, 'sha512:11'))
     answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host-1', 'server-1'))
     assert answer['action'] == 'stock' and 'No space left' in answer['reason']
-    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
+    storedimages.put(house.store, Manifest(
+        IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host-1', 'server-1'))['action'] == 'wait'

@@ -1,18 +1,18 @@
-"""Changes of images while the disk is full, or Glance away: followed when that is over.
+"""Changes of images while the database, or Glance, is away: followed when that is over.
 
-The neighbours are stand-ins, see test_manager.py; tools/faults.sh fills a file system.
+The neighbours are stand-ins, see test_manager.py.
 """
 
-import errno
 import logging
 import os
 import threading
 
 import pytest
+from fakes_database import Rows
 from fakes_manager import until
 
 from bench import storedimages
-from bootcache import savefile
+from bootcache.exception import DatabaseAway
 from bootcache.manifest import Availability, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images import retriedlooks
@@ -23,27 +23,9 @@ OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGES = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
 
 
-class Disk:
-    """A file system that is full, or has room; what is spoilt cannot be written for good."""
-
-    def __init__(self, write):
-        self._write = write
-        self.is_full = False
-        self.spoilt = ''
-        self.tries = 0
-
-    def write_json(self, path, document):
-        self.tries += 1
-        if self.is_full or (self.spoilt and self.spoilt in path):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._write(path, document)
-
-
 @pytest.fixture
-def disk(house, monkeypatch):
-    """The state directory's; ``house.again`` is upkeep's step."""
-    disk = Disk(savefile.write_json)
-    monkeypatch.setattr(savefile, 'write_json', disk.write_json)
+def rows(house, monkeypatch):
+    """The images'; ``house.again`` is upkeep's step."""
     house.notify = lambda event, payload: house.events.info({}, 'image.host', event, payload, {})
 
     def again():
@@ -51,15 +33,15 @@ def disk(house, monkeypatch):
         house.settle()
 
     house.again = again
-    return disk
+    return Rows(house.store, monkeypatch)
 
 
 def warnings(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_an_image_whose_first_manifest_cannot_be_written_is_not_forgotten(house, disk, caplog):
-    disk.is_full = True
+def test_an_image_whose_first_row_cannot_be_written_is_not_forgotten(house, rows, caplog):
+    rows.is_away = True
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
     assert house.store.load(IMAGE) is None
@@ -68,30 +50,30 @@ def test_an_image_whose_first_manifest_cannot_be_written_is_not_forgotten(house,
     assert house.store.load(IMAGE) is None
     # It is told once, with the cure.
     assert warnings(caplog) == [
-        f'image {IMAGE}: its change cannot be written: [Errno 28] No space left on device; make'
-        ' room in [bootcache]state_dir. It is tried again by itself']
-    disk.is_full = False
+        f'image {IMAGE}: its change cannot be written: the database cannot be written. It is tried'
+        ' again by itself']
+    rows.is_away = False
     house.again()
     assert house.state(IMAGE) == 'ready' and len(warnings(caplog)) == 1
     assert house.manager.retried.images() == []
 
 
-def test_upkeep_does_it(house, disk):
-    disk.is_full = True
+def test_upkeep_does_it(house, rows):
+    rows.is_away = True
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
-    disk.is_full = False
+    rows.is_away = False
     house.upkeep.once()
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
 
 @pytest.mark.parametrize('change', ['deleted', 'deactivated', 'opted out'])
-def test_an_image_that_is_not_given_out_any_more(house, disk, change):
+def test_an_image_that_is_not_given_out_any_more(house, rows, change):
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
     house.settle()
-    disk.is_full = True
+    rows.is_away = True
     if change == 'deleted':
         del house.images.images[IMAGE]
         house.notify('image.delete', {'id': IMAGE})
@@ -100,83 +82,83 @@ def test_an_image_that_is_not_given_out_any_more(house, disk, change):
                                    else {'mode': 'off'}))
         house.notify('image.update', {'id': IMAGE})
     assert house.store.load(IMAGE).standing is Standing.DONE
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     manifest = house.store.load(IMAGE)
     assert manifest is None if change == 'deleted' else manifest.standing is Standing.SKIPPED
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] in ('stock', 'wait')
 
 
-def test_an_image_that_fewer_people_see(house, disk):
+def test_an_image_that_fewer_people_see(house, rows):
     """Nothing in Glance's image tells of it later."""
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
     house.settle()
-    disk.is_full = True
+    rows.is_away = True
     house.notify('image.member.delete', {'image_id': IMAGE})
     house.notify('image.update', {'id': IMAGE})
     house.again()
     assert house.store.load(IMAGE).wished.generation == 0
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.store.load(IMAGE).wished.generation == 1
     house.again()
     assert house.store.load(IMAGE).wished.generation == 1
 
 
-def test_an_operator_is_told(house, disk):
+def test_an_operator_is_told(house, rows):
     house.images.put(IMAGE)
     storedimages.put(house.store, Manifest(IMAGE, Standing.FAILED))
-    disk.is_full = True
+    rows.is_away = True
     for ask in (lambda: house.endpoints.build_image({}, IMAGE),
                 lambda: house.endpoints.delete_image({}, IMAGE),
                 lambda: house.endpoints.evict_image({}, IMAGE, None)):
-        with pytest.raises(OSError, match='No space left'):
+        with pytest.raises(DatabaseAway):
             ask()
     assert house.manager.retried.images() == []
 
 
-def test_a_server_that_boots_goes_on_waiting_for_its_base(house, disk):
-    disk.is_full = True
+def test_a_server_that_boots_goes_on_waiting_for_its_base(house, rows):
+    rows.is_away = True
     house.images.put(IMAGE)
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'wait'
     house.settle()
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.state(IMAGE) == 'ready'
 
 
-def test_while_the_disk_is_full_a_few_are_tried_in_each_round(house, disk):
-    disk.is_full = True
+def test_while_the_database_is_away_a_few_are_tried_in_each_round(house, rows):
+    rows.is_away = True
     for image in IMAGES:
         house.images.put(image)
         house.manager.consider(image)
     for _round in range(5):
-        disk.tries = 0
+        rows.tries = 0
         house.again()
-        assert disk.tries == 3
-    disk.is_full = False
+        assert rows.tries == 3
+    rows.is_away = False
     house.again()
     assert {house.state(image) for image in IMAGES} == {'ready'}
 
 
-def test_an_image_that_can_never_be_written_holds_up_no_other(house, disk):
-    disk.is_full = True
+def test_an_image_that_can_never_be_written_holds_up_no_other(house, rows):
+    rows.is_away = True
     for image in IMAGES:
         house.images.put(image)
         house.manager.consider(image)
-    disk.is_full, disk.spoilt = False, IMAGES[7]
+    rows.is_away, rows.spoilt = False, IMAGES[7]
     house.again()
     assert [house.state(image) for image in IMAGES].count('ready') == 19
     assert house.state(IMAGES[7]) is None
-    disk.spoilt = ''
+    rows.spoilt = ''
     house.again()
     assert house.state(IMAGES[7]) == 'ready'
 
 
-def test_how_many_are_noted_is_bounded_and_told(house, disk, monkeypatch, caplog):
+def test_how_many_are_noted_is_bounded_and_told(house, rows, monkeypatch, caplog):
     monkeypatch.setattr(retriedlooks, '_MOST_IMAGES', 1)
-    disk.is_full = True
+    rows.is_away = True
     for image in (IMAGE, OTHER):
         house.images.put(image)
         house.manager.consider(image)
@@ -186,7 +168,7 @@ def test_how_many_are_noted_is_bounded_and_told(house, disk, monkeypatch, caplog
 
 def test_a_change_that_comes_while_one_is_followed_is_followed_too():
     retried, followed = RetriedLooks(), []
-    error = OSError(errno.ENOSPC, 'no space')
+    error = DatabaseAway('away')
     retried.add(IMAGE, error)
     for _round in range(3):
         for image in retried.images():
@@ -197,11 +179,11 @@ def test_a_change_that_comes_while_one_is_followed_is_followed_too():
     assert followed == [False, True]
 
 
-def test_glance_may_be_away_as_well(house, disk):
-    disk.is_full = house.images.away = True
+def test_glance_may_be_away_as_well(house, rows):
+    rows.is_away = house.images.away = True
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.store.load(IMAGE) is None
     house.images.away = False

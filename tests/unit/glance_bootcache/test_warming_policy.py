@@ -4,7 +4,6 @@ import pytest
 from fakes_warming import IMAGE, OTHER, done, make_ready, step, tell
 from fakes_warming import ready as ready  # the fixture
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import ImageState
 from bootcache.rpc.messages import PlanBoot, ReportBoot
@@ -213,20 +212,6 @@ def test_without_a_policy_nobody_is_warmed_also_not_later(house):
     house.restart()
     scan(house)
     assert house.nova.asked == []
-
-
-def test_images_of_earlier_versions_are_not_warmed_by_an_upgrade(policy):
-    make_ready(policy)
-    scan(policy)
-    finish(policy)
-    scan(policy)
-    document = policy.store.load(IMAGE).to_json()
-    del document['wished']['warm_due']
-    storedimages.put(policy.store, type(policy.store.load(IMAGE)).from_json(document))
-    policy.restart()
-    policy.upkeep.recover()
-    scan(policy)
-    assert len(policy.nova.asked) == 2
 
 
 def test_more_images_than_may_be_warmed_at_once_wait(policy, monkeypatch):

@@ -1,0 +1,323 @@
+"""Images and files as rows: who is faster, what a crash leaves, and what no row names."""
+
+import os
+import threading
+
+import pytest
+import sqlalchemy as sa
+from fakes_database import locked
+
+from bench import storedimages
+from bootcache import steps
+from bootcache.exception import DatabaseAway, DatabaseUnusable
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing, Wished, WorkingSetInfo
+from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.db.models import FileRow, ImageRow, WorkingSetRow
+from glance_bootcache.storage.nodefiles import FileKind
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+SET = WorkingSet(IMAGE, 'sha512:00', 8192, 4096, (Extent(4096, 4096), Extent(0, 4096)))
+
+
+@pytest.fixture
+def again(storage_conf, database):
+    """The store as another process opens it."""
+    return lambda: storedimages.opened(storage_conf, database)
+
+
+@pytest.fixture
+def store(again):
+    return again()
+
+
+def names(store, image=IMAGE):
+    directory = store.directory(image)
+    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+
+
+def states(database):
+    return {row.name: row.state for row in database.read(
+        lambda connection: connection.execute(sa.select(FileRow.name, FileRow.state)).all())}
+
+
+def made(store, kind, suffix):
+    name = store.begin_file(IMAGE, kind, suffix)
+    with open(store.path(IMAGE, name), 'w') as stream:
+        stream.write(name)
+    return name
+
+
+def cache(name):
+    return CacheInfo(name, 13, 8192, 2, 'ab', 8192, 4096, 1 << 20, 'nbd:', 1.0, 1)
+
+
+def fill(store):
+    """An image with a base, a working set and a cache image."""
+    store.add(Manifest(IMAGE))
+    sha256 = store.save_working_set(IMAGE, SET)
+    base, file = made(store, FileKind.BASE, '.img'), made(store, FileKind.CACHE_IMAGE, '.qcow2')
+    return store.change(IMAGE, lambda known: known.standing_at(Standing.DONE).making_all(Made(
+        base_path=store.path(IMAGE, base), cache_image=cache(file),
+        working_set=WorkingSetInfo(sha256, 8192, 2, 4096, 'nova', 'marker', 1.0, 'login:'))))
+
+
+# Images.
+
+def test_an_image_comes_back(store, again, database):
+    manifest = fill(store)
+    for each in (store, again()):
+        assert each.load(IMAGE) == manifest == each.known(IMAGE)
+        assert each.load_working_set(manifest) == SET and each.manifests() == [manifest]
+    assert set(states(database).values()) == {'ready'} and len(names(store)) == 2
+
+
+def test_nothing_is_known_of_an_unknown_image(store):
+    assert store.load(IMAGE) is None and store.manifests() == []
+    assert store.load_working_set(Manifest(IMAGE)) is None
+    assert store.change(IMAGE, lambda manifest: pytest.fail('there is none')) is None
+    store.remove(IMAGE)
+
+
+@pytest.mark.parametrize('image', ['..', '../x', '', 'x', '/etc'])
+def test_only_image_ids_become_paths(store, image):
+    for call in (store.directory, store.load, store.remove):
+        with pytest.raises(ValueError):
+            call(image)
+    assert store.known(image) is None
+
+
+def test_a_change_is_stamped_and_what_is_none_is_not_written(store, database):
+    added = store.add(Manifest(IMAGE, updated_at='then'))
+    assert added.updated_at != 'then'
+    with locked(database):
+        assert store.change(IMAGE, lambda manifest: manifest) == added
+        with pytest.raises(DatabaseAway, match='locked'):
+            store.change(IMAGE, lambda manifest: manifest.wishing(pinned=True))
+    assert store.load(IMAGE) == added
+    changed = store.change(IMAGE, lambda manifest: manifest.wishing(pinned=True))
+    assert changed.wished.pinned and store.load(IMAGE) == changed
+
+
+def test_who_is_overtaken_changes_what_the_other_has_written(store, again):
+    """The other one is another process, of which this one's memory does not know."""
+    store.add(Manifest(IMAGE))
+    other, seen = again(), []
+
+    def pin(known):
+        seen.append(known.wished.quota)
+        if len(seen) <= 3:
+            other.change(IMAGE, lambda known: known.wishing(quota=known.wished.quota + 1))
+        return known.wishing(pinned=True)
+
+    changed = store.change(IMAGE, pin)
+    assert seen == [0, 1, 2, 3] and (changed.wished.quota, changed.wished.pinned) == (3, True)
+    assert again().load(IMAGE) == changed == store.load(IMAGE)
+
+
+def test_changes_of_many_threads_are_all_there(store, again):
+    store.add(Manifest(IMAGE))
+
+    def count():
+        for _change in range(10):
+            store.change(IMAGE, lambda known: known.wishing(quota=known.wished.quota + 1))
+
+    threads = [threading.Thread(target=count) for _thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.load(IMAGE).wished.quota == 40 == again().load(IMAGE).wished.quota
+
+
+def test_who_never_is_the_faster_one_is_told_so(store, again):
+    store.add(Manifest(IMAGE))
+    other = again()
+
+    def overtaken(known):
+        other.change(IMAGE, lambda known: known.wishing(quota=known.wished.quota + 1))
+        return known.wishing(pinned=True)
+
+    with pytest.raises(DatabaseAway, match='others have changed its row'):
+        store.change(IMAGE, overtaken)
+
+
+def test_one_that_was_added_meanwhile_is_not_added_again(store, again):
+    other = again()
+    added = other.add(Manifest(IMAGE, wished=Wished(pinned=True)))
+    assert store.add(Manifest(IMAGE)) == added == store.load(IMAGE)
+
+
+def test_removing_leaves_the_others(store, again, database):
+    fill(store)
+    store.add(Manifest(OTHER))
+    store.remove(IMAGE, lambda manifest: False)
+    assert len(names(store)) == 2 and store.load(IMAGE) is not None
+    store.remove(IMAGE)
+    assert not os.path.exists(store.directory(IMAGE)) and states(database) == {}
+    assert [manifest.image_id for manifest in store.manifests()] == [OTHER]
+    assert database.read(lambda connection: connection.execute(
+        sa.select(WorkingSetRow)).all()) == []
+    assert store.add(Manifest(IMAGE)) == again().load(IMAGE)
+
+
+def test_a_change_that_was_written_before_a_removal_is_not_seen_after_it(store, monkeypatch):
+    """Two threads may come to memory in another order than to the database."""
+    store.add(Manifest(IMAGE))
+    remember = store._remember
+
+    def late(image_id, row):
+        monkeypatch.setattr(store, '_remember', remember)
+        store._read_again(image_id)
+        store.remove(image_id)
+        store.add(Manifest(IMAGE))
+        remember(image_id, row)
+
+    monkeypatch.setattr(store, '_remember', late)
+    store.change(IMAGE, lambda known: known.wishing(pinned=True))
+    assert not store.load(IMAGE).wished.pinned
+    assert store.change(IMAGE, lambda known: known.wishing(held=True)) == store.load(IMAGE)
+
+
+def test_a_database_without_the_row_any_more_is_told_of(store, database):
+    fill(store)
+    files = names(store)
+    for table in ImageRow, FileRow, WorkingSetRow:
+        database.write(lambda connection, table=table: connection.execute(sa.delete(table)))
+    with pytest.raises(DatabaseAway, match='another one, or an older state'):
+        store.change(IMAGE, lambda known: known.making(cache_image=None))
+    assert names(store) == files and store.load(IMAGE) is not None
+
+
+def test_a_row_that_cannot_be_read_is_told_of_with_the_cure(store, again, database):
+    store.add(Manifest(IMAGE))
+    database.write(lambda connection: connection.execute(
+        sa.update(ImageRow).values(standing='odd')))
+    with pytest.raises(DatabaseUnusable, match=rf'{IMAGE}.*odd.*delete it'):
+        again()
+
+
+# Working sets.
+
+def test_a_working_set_goes_with_the_row_that_named_it(store, database):
+    manifest = fill(store)
+
+    def count():
+        return len(database.read(lambda connection: connection.execute(
+            sa.select(WorkingSetRow.sha256)).all()))
+
+    assert store.save_working_set(IMAGE, SET) == manifest.made.working_set.sha256 and count() == 1
+    store.drop_working_set(IMAGE, manifest.made.working_set.sha256)
+    assert store.load_working_set(manifest) == SET, 'it is named'
+    store.change(IMAGE, lambda known: known.making(working_set=None))
+    assert count() == 0 and store.load_working_set(manifest) is None
+    store.save_working_set(IMAGE, SET)
+    store.retire_left()
+    assert count() == 0
+
+
+@pytest.mark.parametrize('body', [b'', b'{', b'x\x9c\xab\xae\x05\x00\x01u\x00\xf9'])
+def test_a_damaged_working_set_counts_as_none(store, database, body):
+    manifest = fill(store)
+    database.write(lambda connection: connection.execute(
+        sa.update(WorkingSetRow).values(body=body)))
+    assert store.load_working_set(manifest) is None
+
+
+def test_without_the_database_nothing_is_said_of_a_working_set(store, database, monkeypatch):
+    def away(_query):
+        raise DatabaseAway('away')
+
+    manifest = fill(store)
+    monkeypatch.setattr(database, 'read', away)
+    with pytest.raises(DatabaseAway):
+        store.load_working_set(manifest)
+
+
+# Files.
+
+def test_what_only_the_row_of_before_named_is_removed(store, database):
+    """What is being made meanwhile stays."""
+    manifest = fill(store)
+    making = made(store, FileKind.CACHE_IMAGE, '.qcow2')
+    store.change(IMAGE, lambda known: known.making(cache_image=None))
+    base = os.path.basename(manifest.made.base_path)
+    assert names(store) == sorted([base, making])
+    assert states(database) == {base: 'ready', making: 'making'}
+
+
+def test_what_an_earlier_process_was_making_is_removed(store, again, database):
+    manifest = fill(store)
+    for _file in range(2):
+        name = made(store, FileKind.CACHE_IMAGE, '.qcow2')
+    os.rename(store.path(IMAGE, name), store.path(IMAGE, f'{name}.partial'))
+    store.begin_file(OTHER, FileKind.BASE, '.img')
+    assert len(names(store)) == 4
+    again().retire_left()
+    assert names(store) == sorted([os.path.basename(manifest.made.base_path),
+                                   manifest.made.cache_image.file])
+    assert set(states(database)) == set(names(store))
+
+
+def test_what_was_made_in_vain_is_removed_when_the_database_answers(store, database):
+    store.add(Manifest(IMAGE))
+    name = made(store, FileKind.BASE, '.img')
+    with locked(database):
+        store.files.abandon(IMAGE, name)
+        assert names(store) == [name]
+    store.files.remove_retired()
+    assert names(store) == [] and states(database) == {}
+
+
+def test_what_a_row_names_after_all_is_not_removed(store, database):
+    """The answer to the commit was lost, and so it was taken for one that came to nothing."""
+    manifest = fill(store)
+    store.files.abandon(IMAGE, manifest.made.cache_image.file)
+    store.files.remove_retired()
+    assert manifest.made.cache_image.file in names(store)
+    assert set(states(database).values()) == {'ready'}
+
+
+def test_a_base_outside_is_not_touched(store, tmp_path):
+    outside = tmp_path / 'glance' / IMAGE
+    outside.parent.mkdir()
+    outside.write_text('base')
+    store.add(Manifest(IMAGE, made=Made(base_path=str(outside))))
+    store.change(IMAGE, lambda known: known.making(base_path=''))
+    store.remove(IMAGE)
+    assert outside.read_text() == 'base'
+
+
+def test_what_no_row_names_is_left_and_told(store, again):
+    manifest = fill(store)
+    stray = store.path(IMAGE, 'cache-0.qcow2')
+    os.mkdir(store.directory(OTHER))
+    for path in (stray, store.path(OTHER, 'base-1.img')):
+        with open(path, 'w'):
+            pass
+    os.mkdir(os.path.join(store._images, 'lost+found'))
+    again().retire_left()
+    assert store.files.unnamed() == [store.path(OTHER, 'base-1.img'), stray]
+    store.remove(IMAGE)
+    assert names(store) == ['cache-0.qcow2'] and manifest is not None
+
+
+def test_a_kill_between_the_row_and_the_files_leaves_nothing(store, again, monkeypatch, database):
+    fill(store)
+
+    def killed(_step):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, '_hook', killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.remove(IMAGE)
+    monkeypatch.undo()
+    assert len(names(store)) == 2 and set(states(database).values()) == {'retiring'}
+    again().retire_left()
+    assert names(store) == [] and states(database) == {}
+
+
+def test_names_are_new_each_time(store):
+    found = {store.begin_file(IMAGE, FileKind.CACHE_IMAGE, '.qcow2') for _ in range(20)}
+    assert len(found) == 20
+    assert all(name.startswith('cache-') and name.endswith('.qcow2') for name in found)

@@ -100,9 +100,15 @@ class StorageService:
         messagesize.register_bounds()
         state_dir = conf[bootcache_conf.GROUP].state_dir
         exporter = Exporters(conf, os.path.join(state_dir, 'clients.json'))
-        exporter.start()
+
+        def keep_serving() -> None:
+            if exporter.start(exporter.serve_as_before):
+                exporter.serve_as_before()
+
+        exporter.start(exporter.serve_as_before)
         cacheimage.end_left_over()
-        database = start.wait_for(conf, exporter.start)
+        exporter.serve_as_before()
+        database = start.wait_for(conf, keep_serving)
         store = ImageStore(state_dir, database, node.register(database, conf.host))
         store.retire_left()
         # What is in memory is known later; an exporter that serves from there goes on.

@@ -254,8 +254,10 @@ class ServiceUpkeep:
         :raises StorageDaemonError: if it does not come up.
         """
         if self._exporter.start(self._serve_again):
+            self._exporter.serve_as_before()
             serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(manifests())
+        self._exporter.save_served()
 
     def _serve_again(self, exports: Collection[str], certificate: str) -> None:
         """Serve the images of exports that an exporter had which was ended."""

@@ -17,7 +17,7 @@ _AGAIN_SECONDS = 5.0
 
 
 def wait_for(conf: cfg.ConfigOpts,
-             keep_serving: Callable[[], object] = lambda: None) -> Database:
+             keep_serving: Callable[[], None] = lambda: None) -> Database:
     """Return the database, when it answers and has the tables that this release needs.
 
     :param keep_serving: is called again and again meanwhile; its errors are logged.

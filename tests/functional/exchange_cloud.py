@@ -17,7 +17,6 @@ from bootcache.workingset import Extent
 from glance_bootcache.db import start
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
@@ -40,7 +39,7 @@ class Cloud:
         self.swarm, self.node, self.service = swarm, node, service
         node.build(*SET)
         self.info = node.manifest.made.cache_image
-        self.store = ImageStore(storage_conf.bootcache.state_dir)
+        self.store = storedimages.opened(storage_conf)
         os.makedirs(self.store.directory(IMAGE))
         shutil.copy(node.cache_path, self.store.path(IMAGE, self.info.file))
         storedimages.put(self.store, node.manifest)

@@ -6,6 +6,7 @@ import json
 import nbd
 from oslo_config import cfg
 
+from bench import storedimages
 from bootcache import naming
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.decisions import ImageFacts
@@ -93,9 +94,14 @@ def go_on():
     """Nothing keeps a job from going on."""
 
 
+def files(conf):
+    """Return what was made on this storage node."""
+    return storedimages.opened(conf).files
+
+
 def obtained(conf, facts):
     """Return a manifest with an image's clone as its base."""
-    path = CephBases(conf).obtain(facts, go_on, lambda count: None)
+    path = CephBases(conf).obtain(facts, files(conf), go_on, lambda count: None)
     return path and Manifest(facts.image_id, Standing.DONE, made=Made(
         base_path=path, base_hash=facts.image_hash, image_format='raw',
         stored_bytes=facts.stored_bytes, virtual_bytes=facts.stored_bytes,

@@ -19,6 +19,7 @@ from reflinks import used
 from snapshot_bus import SnapshotBus
 from test_file_snapshots import glance, home, place, plain_glance  # noqa: F401
 
+from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache import qemuimg
 from bootcache.manifest import Made, Manifest, Standing
@@ -30,7 +31,6 @@ from glance_bootcache.snapshots.records import Records
 from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.storage.exporters import Exporters
-from glance_bootcache.storage.store import ImageStore
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
 
@@ -84,8 +84,8 @@ class House:
         conf.set_override('snapshot_exporters', 'common', bootcache_conf.GROUP)
         self.exporters = Exporters(conf, f'{directory}/clients.json')
         self.exporters.start()
-        self.images = ImageStore(conf.bootcache.state_dir)
-        self.images.put(Manifest(BASE, Standing.DONE, made=Made(
+        self.images = storedimages.opened(conf)
+        storedimages.put(self.images, Manifest(BASE, Standing.DONE, made=Made(
             image_format=image_format, virtual_bytes=SIZE, base_path=base,
             base_export=f'base-{BASE}')))
         self.claims, self.uploads, self.seconds = KnownOf(glance), Held(glance), 1000.0

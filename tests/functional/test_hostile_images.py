@@ -20,6 +20,7 @@ import pytest
 from functional_tools import free_port, until
 from oslo_config import cfg
 
+from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Standing
 from glance_bootcache import conf as glance_conf
@@ -35,7 +36,6 @@ from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
 MIB = 1 << 20
@@ -95,7 +95,7 @@ class Service:
             conf.set_override(name, value, bootcache_conf.GROUP)
         self.conf = conf
         self.glance = Glance()
-        self.store = ImageStore(conf.bootcache.state_dir)
+        self.store = storedimages.opened(conf)
         self.exporter = Exporters(conf, self.store.state_path('clients.json'))
         self.exporter.start()
         database = start.wait_for(conf)

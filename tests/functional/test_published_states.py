@@ -14,7 +14,6 @@ from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.images import Images, changed_at
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.statuspublisher import GlanceStatusPublisher
-from glance_bootcache.storage.store import ImageStore
 
 CONTENT = b'\0' * 65536
 
@@ -26,7 +25,7 @@ class Service:
         self._glance = glance
         self.images = Images.__new__(Images)
         self.images._client = glance.client(ADMIN)
-        self.store, self.later = ImageStore(conf.bootcache.state_dir), 0
+        self.store, self.later = storedimages.opened(conf), 0
         self._jobs = Jobs(1, self.store.lock)
         self.publisher = GlanceStatusPublisher(conf, self.store, self.images, self._jobs,
                                                lambda: time.time() + self.later)

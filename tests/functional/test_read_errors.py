@@ -24,7 +24,6 @@ from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache.storagenode import Remote
 
@@ -35,7 +34,7 @@ WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 2, 'timeout': 100, 'marker':
 @pytest.fixture
 def service(node, storage_conf):
     """What looks after the exporter; ``once`` is called by the test."""
-    store = ImageStore(storage_conf.bootcache.state_dir)
+    store = storedimages.opened(storage_conf)
     tiers = StorageTiers(storage_conf, store, node.exporter,
                          LastUses(start.wait_for(storage_conf)))
     jobs = Jobs(1, store.lock)

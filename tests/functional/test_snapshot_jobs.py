@@ -15,13 +15,13 @@ from glance_rbd import MIB, obtained
 from snapshot_bus import SnapshotBus
 from test_snapshot_rbd import LARGE, assert_same, names, overlaid, snapshots  # noqa: F401
 
+from bench import storedimages
 from bootcache import conf as bootcache_conf
 from glance_bootcache.db import start
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
-from glance_bootcache.storage.store import ImageStore
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
 
@@ -46,8 +46,8 @@ class House:
         self.conf, self.directory, self.glance = conf, directory, glance
         self.path, self.facts = image
         self._store, self._exporters = store, exporters
-        self.images = ImageStore(conf.bootcache.state_dir)
-        self.images.put(obtained(conf, self.facts))
+        self.images = storedimages.opened(conf)
+        storedimages.put(self.images, obtained(conf, self.facts))
         self.said, self.seconds = Said(), 1000.0
         self.restart()
 

@@ -243,6 +243,10 @@ def test_nobody_waits_for_those_that_hang(cloud, machine, monkeypatch):
     assert not cloud.untold()
 
 
+MANIFEST = Manifest(IMAGE, Standing.DONE, made=Made(base_export=naming.export_name(
+    naming.EXPORT_BASE, IMAGE)))
+
+
 def test_bases_are_open_that_any_exporter_serves(known, machine, monkeypatch):
     kept = []
     monkeypatch.setattr(known._clones, 'keep', lambda served, may_end: kept.append(
@@ -257,6 +261,14 @@ def test_bases_are_open_that_any_exporter_serves(known, machine, monkeypatch):
     machine.running['exporter-20000'] = {BASE: 'node'}
     known.keep_open(manifests)
     assert kept[:2] == [([IMAGE], True), ([], True)] and not kept[2][1], 'it has not told yet'
+
+
+def test_none_is_closed_while_a_base_is_served_that_the_database_does_not_have(known, monkeypatch):
+    may_end = []
+    monkeypatch.setattr(known._clones, 'keep', lambda served, ends: may_end.append(ends))
+    known.keep_open([])
+    known.keep_open([MANIFEST])
+    assert may_end == [False, True]
 
 
 def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(
@@ -275,8 +287,8 @@ def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(
     for _round in range(2):
         known.start(serve)
         assert begun.is_set()
-        known.keep_open([])
+        known.keep_open([MANIFEST])
     goes_on.set()
     futures.wait(known._looks, 60)
-    known.keep_open([])
+    known.keep_open([MANIFEST])
     assert may_end == [False, False, True]

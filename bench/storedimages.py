@@ -7,8 +7,9 @@ from oslo_config import cfg
 from bootcache import conf as bootcache_conf
 from bootcache.ceph import places
 from bootcache.manifest import Manifest
-from glance_bootcache.db import node, start
+from glance_bootcache.db import start
 from glance_bootcache.db.engine import Database
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.storage import nodefiles
 from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.store import ImageStore
@@ -23,7 +24,7 @@ def opened(conf: cfg.ConfigOpts, database: Database | None = None) -> ImageStore
     os.makedirs(state_dir, exist_ok=True)
     database = database or start.wait_for(conf)
     return ImageStore(state_dir, database,
-                      node.register(database, 'storage-1'))
+                      StorageNode(database, f'{state_dir}/node.json', 'storage-1').id)
 
 
 def put(store: ImageStore, manifest: Manifest) -> Manifest:

@@ -1,6 +1,7 @@
 """The storage service: manager, RPC server and notification listener in one process."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ from bootcache import bus, cacheimage, exception, optionfault
 from bootcache import conf as bootcache_conf
 from bootcache.rpc import messages, transport
 from glance_bootcache import startchecks
-from glance_bootcache.db import node, start
+from glance_bootcache.db import start
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.filestore.registrars import Registrars
@@ -109,8 +111,14 @@ class StorageService:
         cacheimage.end_left_over()
         exporter.serve_as_before()
         database = start.wait_for(conf, keep_serving)
-        store = ImageStore(state_dir, database, node.register(database, conf.host))
+        node = StorageNode(database, os.path.join(state_dir, 'node.json'), conf.host)
+        store = ImageStore(state_dir, database, node.id, lambda: not node.is_restored)
         store.retire_left()
+        if unnamed := store.files.unnamed():
+            LOG.warning('%d files in %s/images are of no row of the database, and are left, as %s;'
+                        ' "bootcache-manage files list" shows them, and "bootcache-manage files'
+                        ' remove" removes those that are not served', len(unnamed), state_dir,
+                        unnamed[0])
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
             manifest, store.cache_path(manifest)))
@@ -135,10 +143,12 @@ class StorageService:
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, needs)
         tiers.start(store.manifests())
         writer.start()
+        # The process is started anew, and reads all of it again.
+        node.start(lambda: os.kill(os.getpid(), signal.SIGTERM))
         upkeep.start()
         read_errors = ReadErrors(store, exporter, tiers, manager.jobs, CephBases(conf))
         read_errors.start()
-        self._started = [writer, manager, upkeep, read_errors]
+        self._started = [writer, node, manager, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
                                                TrialImages(conf)))

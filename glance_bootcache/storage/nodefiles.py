@@ -70,10 +70,13 @@ class NodeFiles:
 
     :param node_id: of the node's row.
     :param images: the directory.
+    :param may_remove: tells whether anything may be removed now.
     """
 
-    def __init__(self, database: Database, node_id: int, images: str):
+    def __init__(self, database: Database, node_id: int, images: str,
+                 may_remove: Callable[[], bool] = lambda: True):
         self._database, self._node_id, self._images = database, node_id, images
+        self._may_remove = may_remove
         self._lock = threading.Lock()  # guards what follows
         # What was made in vain, by image and name, and whose rows do not say so yet.
         self._abandoned: set[tuple[str, str]] = set()
@@ -90,9 +93,10 @@ class NodeFiles:
 
         :raises DatabaseAway: if the database does not answer.
         """
-        self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
-            FileRow.node_id == self._node_id, FileRow.state == FileState.MAKING.value).values(
-                state=FileState.RETIRING.value)))
+        if self._may_remove():
+            self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
+                FileRow.node_id == self._node_id, FileRow.state == FileState.MAKING.value).values(
+                    state=FileState.RETIRING.value)))
 
     def begin(self, image_id: str, kind: FileKind, name: str) -> None:
         """Write the row of something that is about to be made.
@@ -174,6 +178,8 @@ class NodeFiles:
 
     def _retiring(self, kinds: sa.ColumnElement[bool], image_id: str | None = None
                   ) -> list[sa.Row[Any]]:
+        if not self._may_remove():
+            return []
         which = () if image_id is None else (FileRow.image_id == image_id,)
         return self._database.read(lambda connection: list(connection.execute(
             sa.select(FileRow.image_id, FileRow.name).where(

@@ -154,8 +154,9 @@ class ServedExports:
             self._written = images
             self._throttle.recovered('', '%s can be written again', self._path)
         except OSError as error:
-            self._throttle.warning('', '%s cannot be written: %s; after a reboot bases are served'
-                                   ' when the database answers', self._path, error.strerror or error)
+            self._throttle.warning(
+                '', '%s cannot be written: %s; after a reboot bases are served when the database'
+                ' answers', self._path, error.strerror or error)
 
 
 def path_beside(path: str) -> str:

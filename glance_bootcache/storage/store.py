@@ -54,17 +54,19 @@ class ImageStore:
 
     :param state_dir: made if missing.
     :param node_id: of this storage node's row.
+    :param may_remove: tells whether files may be removed now.
     :ivar lock: guards what has to agree with the images: see glance_bootcache/locks.py.
     :ivar files: what was made on this node.
     :raises DatabaseAway: if the rows cannot be read.
     """
 
-    def __init__(self, state_dir: str, database: Database, node_id: int):
+    def __init__(self, state_dir: str, database: Database, node_id: int,
+                 may_remove: Callable[[], bool] = lambda: True):
         self._directory, self._database, self._node_id = state_dir, database, node_id
         self._images = os.path.join(state_dir, 'images')
         os.makedirs(self._images, mode=0o750, exist_ok=True)
         self.lock = OrderedLock(ServiceRank.STORE, 'the store\'s lock')
-        self.files = NodeFiles(database, node_id, self._images)
+        self.files = NodeFiles(database, node_id, self._images, may_remove)
         self._memory = threading.Lock()  # guards what follows, for steps in memory
         self._held: dict[str, _Held] = {
             row.image_id: _from_row(row) for row in database.read(

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from bootcache import exception
-from glance_bootcache.db import node, start
+from glance_bootcache.db import start
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.images import imagework
 from glance_bootcache.storage.store import ImageStore
@@ -63,7 +64,8 @@ def opened(storage_conf, place):
     """A store there; the database is elsewhere."""
     os.makedirs(storage_conf.bootcache.state_dir, exist_ok=True)
     database = start.wait_for(storage_conf)
-    return ImageStore(f'{place}/state', database, node.register(database, 'storage-1'))
+    node = StorageNode(database, f'{storage_conf.bootcache.state_dir}/node.json', 'storage-1')
+    return ImageStore(f'{place}/state', database, node.id)
 
 
 def obtain(storage_conf, glance):

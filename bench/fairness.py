@@ -24,7 +24,6 @@ from typing import Any
 
 from oslo_config import cfg
 
-from bench import storedimages
 from bench.faults.storageside import GlanceClient
 from bootcache import conf as bootcache_conf
 from bootcache import properties
@@ -43,6 +42,7 @@ from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MOST_RATIO = 2.0
 BOOT_SECONDS = 2.0

@@ -20,7 +20,6 @@ from typing import Any
 
 from oslo_config import cfg
 
-from bench import storedimages
 from bench.replay import exchangeprocess, netns
 from bootcache import cacheimage, cachelayout, naming
 from bootcache import conf as bootcache_conf
@@ -35,6 +34,7 @@ from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.smallca import SmallCA
 from glance_bootcache.storage.exporter import Exporter
+from tools import storedimages
 
 PORT, TAP_PORT, IMAGE_PORT = 10809, 10810, 8080
 # Of exporters that are reached past the tap: without TLS, and by TLS.

@@ -11,7 +11,6 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from bench import storedimages
 from bench.replay.node import GATEWAY_SOCKET, ImageServer
 from bench.snapshots.servers import virtual_bytes
 from bench.snapshots.stores import configured
@@ -29,6 +28,7 @@ from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 _GRANULARITY = 4096
 _QUOTA = 1 << 30

@@ -17,7 +17,6 @@ from glance_store import location
 from glance_store._drivers import filesystem, rbd
 from oslo_config import cfg
 
-from bench import storedimages
 from bench.replay.cephmachines import MachinesCeph
 from bench.snapshots.servers import Disk, qemu, virtual_bytes
 from bootcache import conf as bootcache_conf
@@ -29,6 +28,7 @@ from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.stores import SnapshotStore, Stored
+from tools import storedimages
 
 _ALGORITHM = 'sha512'
 _STEADY_SECONDS = 1.0

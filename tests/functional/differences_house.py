@@ -12,7 +12,6 @@ import pytest
 from test_arrival import Way
 from tiers_house import MIB
 
-from bench import storedimages
 from bootcache import tier
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.rpc.messages import PlanBoot
@@ -24,6 +23,7 @@ from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
 from nova_bootcache.asking import client
+from tools import storedimages
 
 PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CHILD = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

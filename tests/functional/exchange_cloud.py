@@ -8,7 +8,6 @@ from functional_tools import until
 from oslo_config import cfg
 from storage_node import IMAGE, MIB
 
-from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import CacheInfo
 from bootcache.rpc.messages import ExchangeCache
@@ -27,6 +26,7 @@ from nova_bootcache.settling.fullbase import StorageSlot
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room
+from tools import storedimages
 
 LIMITS = TierLimits(64 * MIB, 60 * MIB, 50 * MIB)
 SET = Extent(3 * MIB, 3 * MIB), Extent(0, MIB + 65536)

@@ -6,11 +6,11 @@ import json
 import nbd
 from oslo_config import cfg
 
-from bench import storedimages
 from bootcache import naming
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
+from tools import storedimages
 
 MIB = 1 << 20
 # Not a whole number of Ceph's objects.

@@ -12,7 +12,6 @@ from glance_files import ALWAYS, configured
 from storage_node import IMAGE, SIZE
 from test_read_errors import service  # noqa: F401
 
-from bench import storedimages
 from bootcache import exception, savefile
 from bootcache.cacheimage import Base
 from bootcache.manifest import ImageState, Made, Manifest, Standing
@@ -20,6 +19,7 @@ from glance_bootcache.ceph.basenode import base_of
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.storage import serving
+from tools import storedimages
 
 EXPORT = f'base-{IMAGE}'
 

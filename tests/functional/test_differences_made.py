@@ -17,9 +17,9 @@ from tiers_house import MIB
 from tiers_house import house as house
 from tiers_house import memory as memory
 
-from bench import storedimages
 from bootcache import difference
 from bootcache.rpc.messages import BootAction, PlanBoot
+from tools import storedimages
 
 
 def test_its_files_are_those_of_its_cache_image(cloud, child):

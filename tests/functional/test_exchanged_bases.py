@@ -12,13 +12,13 @@ from functional_tools import until
 from storage_node import IMAGE, MIB
 from test_fullbase import complete, only
 
-from bench import storedimages
 from bootcache import exception, savefile
 from bootcache.rpc.messages import ExchangeWay, ReportExchange
 from glance_bootcache.exchange.offers import ExchangeOffers, Given
 from nova_bootcache.settling import fullbase
 from nova_bootcache.settling.fullbase import ExchangedBase
 from nova_bootcache.settling.partial import JOURNAL, Partial
+from tools import storedimages
 
 pytestmark = apart.needs_libtorrent
 

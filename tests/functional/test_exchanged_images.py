@@ -13,12 +13,12 @@ from exchanging import Swarm
 from functional_tools import frozen, until
 from storage_node import IMAGE, MIB
 
-from bench import storedimages
 from bootcache import exception, qemuimg
 from bootcache.manifest import CacheInfo, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import ExchangeCache
 from glance_bootcache.exchange.offers import ExchangeOffers
+from tools import storedimages
 
 pytestmark = apart.needs_libtorrent
 

@@ -16,7 +16,6 @@ from test_own_exporters import SET, one, other, runs, storage_conf  # noqa: F401
 from test_rebuilding import Rebuilding
 from tiers_house import memory as memory  # a fixture
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.db import start
@@ -24,6 +23,7 @@ from glance_bootcache.storage import exporter, exporters, serving
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 # ruff: noqa: F811
 

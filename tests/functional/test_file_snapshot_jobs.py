@@ -19,7 +19,6 @@ from reflinks import used
 from snapshot_bus import SnapshotBus
 from test_file_snapshots import glance, home, place, plain_glance  # noqa: F401
 
-from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache import qemuimg
 from bootcache.manifest import Made, Manifest, Standing
@@ -33,6 +32,7 @@ from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.storage.exporters import Exporters
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
+from tools import storedimages
 
 LARGE = SIZE + 32 * MIB
 COMMANDS = ('write -P 7 2M 300k', 'write -z 10M 1M', f'write -P 9 {SIZE // MIB + 8}M 64k')

@@ -20,7 +20,6 @@ import pytest
 from functional_tools import free_port, until
 from oslo_config import cfg
 
-from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Standing
 from glance_bootcache import conf as glance_conf
@@ -37,6 +36,7 @@ from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MIB = 1 << 20
 HOSTILE = {

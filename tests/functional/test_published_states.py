@@ -6,7 +6,6 @@ import pytest
 from functional_tools import until
 from real_glance import ADMIN, Glance
 
-from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Cause, Reason
@@ -14,6 +13,7 @@ from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.images import Images, changed_at
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.statuspublisher import GlanceStatusPublisher
+from tools import storedimages
 
 CONTENT = b'\0' * 65536
 

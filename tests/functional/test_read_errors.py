@@ -14,7 +14,6 @@ from compute_host import boot, compare
 from functional_tools import until
 from storage_node import IMAGE, MIB, SIZE
 
-from bench import storedimages
 from bootcache import errorlog
 from bootcache.manifest import ImageState, Made, Manifest, Standing
 from bootcache.storagedaemon import UnixListener
@@ -26,6 +25,7 @@ from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache.storagenode import Remote
+from tools import storedimages
 
 OTHER = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 2, 'timeout': 100, 'marker': 'login:'}

@@ -12,7 +12,6 @@ from tiers_house import MIB, flip
 from tiers_house import house as house  # the fixture
 from tiers_house import memory as memory  # likewise
 
-from bench import storedimages
 from bootcache import steps
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.tier import Medium
@@ -22,6 +21,7 @@ from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.storage.tiers import Content
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SIZE = 4 * MIB

@@ -15,7 +15,6 @@ from glance_rbd import MIB, obtained
 from snapshot_bus import SnapshotBus
 from test_snapshot_rbd import LARGE, assert_same, names, overlaid, snapshots  # noqa: F401
 
-from bench import storedimages
 from bootcache import conf as bootcache_conf
 from glance_bootcache.db import start
 from glance_bootcache.snapshots.claims import ImageStanding
@@ -24,6 +23,7 @@ from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
+from tools import storedimages
 
 
 class Said:

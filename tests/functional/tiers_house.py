@@ -12,7 +12,6 @@ import nbd
 import pytest
 from functional_tools import qemu_img, until
 
-from bench import storedimages
 from bootcache import cacheimage
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.db import start
@@ -20,6 +19,7 @@ from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MIB = 1 << 20
 

@@ -12,7 +12,6 @@ from fakes_rpc import Sender
 from oslo_config import cfg
 from sqlalchemy import event
 
-from bench import storedimages
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
 from glance_bootcache.db import conf as db_conf
@@ -34,6 +33,7 @@ from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
 from glance_bootcache.upkeep import ServiceUpkeep
 from glance_bootcache.warming.runner import Warming
+from tools import storedimages
 
 
 @pytest.fixture

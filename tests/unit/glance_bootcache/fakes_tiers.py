@@ -6,13 +6,13 @@ import os
 import pytest
 from fakes_manager import without_locks
 
-from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MIB = 1 << 20
 ONE, TWO, THREE = (f'{number}5f0d3e0-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))

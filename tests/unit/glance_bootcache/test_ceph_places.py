@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from bench import storedimages
 from bootcache.cacheimage import Base
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone, RbdSnapshot
 from bootcache.manifest import Made, Manifest
 from glance_bootcache.images.cephbases import CephBases
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 USUAL = RbdSnapshot('images', IMAGE, 'snap')

@@ -10,12 +10,12 @@ from fakes_manager import SIZE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import storedimages
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images.jobs import HOUR, Changes
 from glance_bootcache.storage import inspection
+from tools import storedimages
 
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.sampled_from('ab'), st.floats(0, HOUR)),

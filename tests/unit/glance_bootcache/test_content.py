@@ -8,7 +8,6 @@ import types
 import pytest
 from fakes_manager import until
 
-from bench import storedimages
 from bootcache import exception, naming, savefile
 from bootcache.manifest import Standing
 from bootcache.reasons import Cause, Reason
@@ -17,6 +16,7 @@ from bootcache.rpc.report import HostReport
 from glance_bootcache.images import manager as manager_module
 from glance_bootcache.images.oldercontent import OlderContent
 from glance_bootcache.storage import inspection
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -12,12 +12,12 @@ import threading
 import pytest
 from fakes_manager import until
 
-from bench import storedimages
 from bootcache import exception, locks, tier
 from bootcache.manifest import Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.tier import Eviction, Item, TierLimits
 from glance_bootcache import decisions
+from tools import storedimages
 
 IMAGE, OTHER = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (7, 8))
 

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 
 import pytest
 
-from bench import storedimages
 from bootcache import cacheimage, savefile
 from bootcache.exchange import client
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
@@ -18,6 +17,7 @@ from bootcache.rpc.messages import BootAction, ExchangeBase, ExchangeCache, Exch
 from glance_bootcache.exchange import offers as offers_module
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.storage.tiers import Content
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 DATA = b'cache image'

@@ -6,12 +6,12 @@ import math
 import pytest
 from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
 
-from bench import storedimages
 from bootcache.exception import MessageRefused
 from bootcache.manifest import Manifest, Standing, Wished
 from bootcache.rpc.messages import HoldingsAnswer, PlanBoot
 from glance_bootcache import availability, decisions
 from glance_bootcache.hosts import holdings
+from tools import storedimages
 
 
 @pytest.mark.parametrize('told, counts', [(NOW + 1, NOW), (NOW, NOW), (5.0, 5.0)])

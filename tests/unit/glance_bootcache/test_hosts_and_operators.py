@@ -7,7 +7,6 @@ import pytest
 from fakes_database import locked
 from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.fields import plain
@@ -26,6 +25,7 @@ from bootcache.tier import Medium
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts import holdings, orders
 from glance_bootcache.hosts.orders import Orders
+from tools import storedimages
 
 # Operators.
 

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
-from bench import storedimages
 from bootcache import exception, savefile
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import facts
 from glance_bootcache.images import imagework
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CONTENT = b'boot' * 50000

@@ -6,7 +6,6 @@ import uuid
 
 from fakes_hosts import IMAGE, ready
 
-from bench import storedimages
 from bootcache.manifest import Manifest
 from bootcache.rpc.client import all_entries
 from bootcache.rpc.fields import MOST_NAMED
@@ -18,6 +17,7 @@ from bootcache.rpc.report import (
     UnsettledServer,
     UnsettledServers,
 )
+from tools import storedimages
 
 # RabbitMQ 4 takes no longer message.
 LONGEST_MESSAGE = 16 << 20

@@ -7,12 +7,12 @@ import types
 import pytest
 from fakes_manager import PATIENCE, SIZE, until
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Standing
 from bootcache.rpc.messages import PlanBoot, ReportBoot, ReportProgress, ServeStored, StoredExport
 from bootcache.workingset import WorkingSet
 from glance_bootcache.storage import transfers
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

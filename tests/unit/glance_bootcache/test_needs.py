@@ -5,13 +5,13 @@ import sqlite3
 import pytest
 from fakes_clock import Clock
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
 from bootcache.rpc.report import HostReport
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts import reportedneeds
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -8,12 +8,12 @@ import pytest
 from fakes_clock import Clock
 from fakes_database import Rows
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache import decisions
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 ERRORS = [exception.StorageDaemonError('exporter: no answer'),

@@ -6,12 +6,12 @@ import time
 import pytest
 from fakes_clock import Clock
 
-from bench import storedimages
 from bootcache.manifest import Availability, Made, Manifest, Standing, Wished
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.report import HostReport
 from glance_bootcache.images import retiring as module
 from glance_bootcache.images.retiring import Retiring
+from tools import storedimages
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1, 6)]
 

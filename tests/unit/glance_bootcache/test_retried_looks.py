@@ -11,12 +11,12 @@ import pytest
 from fakes_database import Rows
 from fakes_manager import until
 
-from bench import storedimages
 from bootcache.exception import DatabaseAway
 from bootcache.manifest import Availability, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images import retriedlooks
 from glance_bootcache.images.retriedlooks import RetriedLooks
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -7,13 +7,13 @@ import dataclasses
 
 import pytest
 
-from bench import storedimages
 from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot, ReportBoot
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.decisions import ImageAction
+from tools import storedimages
 
 PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CHILD = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

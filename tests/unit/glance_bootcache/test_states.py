@@ -3,9 +3,9 @@
 import pytest
 from fakes_database import Rows
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Manifest, Standing, WorkingSetInfo
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SET = WorkingSetInfo('set', 900, 3, 4096, 'servers', 'marker', 12.5, 'login:')

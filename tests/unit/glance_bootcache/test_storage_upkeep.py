@@ -7,11 +7,11 @@ import threading
 import pytest
 from fakes_manager import until
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.report import HostReport
 from glance_bootcache.smallca import SmallCA
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

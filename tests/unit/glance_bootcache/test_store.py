@@ -7,13 +7,13 @@ import pytest
 import sqlalchemy as sa
 from fakes_database import locked
 
-from bench import storedimages
 from bootcache import steps
 from bootcache.exception import DatabaseAway, DatabaseUnusable
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache.db.models import FileRow, ImageRow, WorkingSetRow
 from glance_bootcache.storage.nodefiles import FileKind
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -7,13 +7,13 @@ from fakes_tiers import MIB, ONE, THREE, TWO, manifest
 from fakes_tiers import exporter as exporter  # the fixture
 from fakes_tiers import tiers as tiers  # the fixture
 
-from bench import storedimages
 from bootcache import exception
 from bootcache.manifest import Manifest
 from bootcache.tier import Eviction
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 
 @pytest.fixture

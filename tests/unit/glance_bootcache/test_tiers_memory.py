@@ -10,7 +10,6 @@ from fakes_tiers import MIB, ONE, THREE, TWO, cache_image, manifest
 from fakes_tiers import exporter as exporter  # the fixture
 from fakes_tiers import tiers as tiers  # the fixture
 
-from bench import storedimages
 from bootcache import conf as bootcache_conf
 from bootcache import exception, savefile, tier
 from bootcache.tier import Medium
@@ -18,6 +17,7 @@ from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage import tiers as storage_tiers
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 
 def settle(tiers):

@@ -12,11 +12,11 @@ from fakes_hosts import holding
 from fakes_manager import until
 from glance import notifier as glance_notifier
 
-from bench import storedimages
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import manager
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -107,6 +107,7 @@ class ServiceUpkeep:
     def stop(self) -> None:
         """Begin nothing more."""
         self._stopping.set()
+        self._exporter.save_served()
 
     def _run(self, once: Callable[[], None]) -> None:
         while not self._stopping.is_set():

@@ -445,11 +445,10 @@ class ReportedBoots:
                      image_id, host)
             return ''
         # Without a lock: a large report takes seconds to compare.
-        improved = self._improve(manifest, seen, expected, message, only_host)
-        if improved is None:
-            return ''
         try:
-            self._keep(manifest, improved, message)
+            improved = self._improve(manifest, seen, expected, message, only_host)
+            if improved is not None:
+                self._keep(manifest, improved, message)
         except exception.DatabaseAway:
             if expected is not None:
                 self._expected.put_back(image_id, host, expected)

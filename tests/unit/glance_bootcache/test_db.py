@@ -35,13 +35,17 @@ def test_the_default_is_a_file_that_the_service_makes(storage_conf):
     assert Orders(start.wait_for(storage_conf)).of('one') == {IMAGE}
 
 
-def test_what_is_answered_is_on_the_disk(database):
+def test_what_is_answered_is_on_the_disk(storage_conf):
     """Also after a power cut, which WAL's usual setting does not promise."""
+    os.makedirs(storage_conf.bootcache.state_dir)
+    database = start.wait_for(storage_conf)
+
     def settings(connection):
         return [connection.exec_driver_sql(f'PRAGMA {name}').scalar() for name in (
             'journal_mode', 'synchronous', 'busy_timeout', 'foreign_keys')]
 
     assert database.read(settings) == ['wal', 2, 30000, 1]
+    database.close()
 
 
 @pytest.mark.parametrize('kind', ['nfs', 'nfs4', 'ceph', 'fuse.glusterfs', 'fuse.ceph', 'cifs'])

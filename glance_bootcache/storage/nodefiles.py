@@ -16,7 +16,7 @@ from oslo_log import log as logging
 
 from bootcache import naming
 from bootcache.ceph import places
-from bootcache.exception import DatabaseAway
+from bootcache.exception import DatabaseAway, Interrupted
 from bootcache.manifest import Manifest
 from glance_bootcache.db.engine import Database, delete, upsert
 from glance_bootcache.db.models import FileRow
@@ -116,12 +116,16 @@ class NodeFiles:
 
         :param ready: names that it did not name before.
         :param retiring: names that it names no more; None for all that there are.
+        :raises Interrupted: if something that it is to name is being removed; nothing is written.
         """
         mine = FileRow.node_id == self._node_id, FileRow.image_id == image_id
         if ready:
-            connection.execute(sa.update(FileRow).where(
-                *mine, FileRow.name.in_(ready), FileRow.state == FileState.MAKING.value).values(
-                    state=FileState.READY.value))
+            wanted = *mine, FileRow.name.in_(ready), FileRow.state != FileState.RETIRING.value
+            connection.execute(sa.update(FileRow).where(*wanted).values(
+                state=FileState.READY.value))
+            there = set(connection.execute(sa.select(FileRow.name).where(*wanted)).scalars())
+            if gone := set(ready) - there:
+                raise Interrupted(f'image {image_id}: {min(gone)} was given up meanwhile')
         if retiring is None or retiring:
             which = () if retiring is None else (FileRow.name.in_(retiring),)
             connection.execute(sa.update(FileRow).where(*mine, *which).values(

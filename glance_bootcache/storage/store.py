@@ -183,6 +183,7 @@ class ImageStore:
         :param change: pure, as it is called again where somebody else was faster; returns its
             argument to leave that as it is.
         :raises DatabaseAway: if it cannot be written.
+        :raises Interrupted: if it is to name a file that is being removed.
         """
         image_id = naming.canonical_image_id(image_id)
         for _try in range(_MOST_TRIES):

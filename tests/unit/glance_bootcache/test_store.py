@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from fakes_database import locked
 
 from bootcache import steps
-from bootcache.exception import DatabaseAway, DatabaseUnusable
+from bootcache.exception import DatabaseAway, DatabaseUnusable, Interrupted
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache.db.models import FileRow, ImageRow, WorkingSetRow
@@ -276,6 +276,16 @@ def test_what_a_row_names_after_all_is_not_removed(store, database):
     store.files.remove_retired()
     assert manifest.made.cache_image.file in names(store)
     assert set(states(database).values()) == {'ready'}
+
+
+def test_what_is_being_removed_is_named_no_more(store, database):
+    """As where a job began before a cache image was evicted, and writes what it knew of it."""
+    manifest = fill(store)
+    store.change(IMAGE, lambda known: known.making(cache_image=None))
+    before = states(database)
+    with pytest.raises(Interrupted, match='was given up meanwhile'):
+        store.change(IMAGE, lambda known: known.making_all(manifest.made))
+    assert states(database) == before and store.load(IMAGE).made.cache_image is None
 
 
 def test_a_base_outside_is_not_touched(store, tmp_path):

@@ -228,7 +228,8 @@ class Exporters:
     def save_served(self) -> None:
         """Write ``exports.json``, if what is served has changed."""
         readers = [self.common, *self._all_own()]
-        if all(each.has_told for each in readers):
+        # One that has just ended serves again what it served.
+        if all(each.has_told for each in readers) and (self._has_own or self.common.runs):
             self._served.write({each.certificate: set(each.served) for each in readers})
 
     def serve_as_before(self, exports: Collection[str] | None = None,

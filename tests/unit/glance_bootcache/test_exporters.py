@@ -292,3 +292,28 @@ def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(
     futures.wait(known._looks, 60)
     known.keep_open([MANIFEST])
     assert may_end == [False, False, True]
+
+
+def test_what_exporters_of_hosts_served_they_serve_after_a_reboot(known, machine, storage_conf,
+                                                                  tmp_path, monkeypatch):
+    """The daemons are gone, and the database does not answer: it is in a file."""
+    (tmp_path / 'base').write_text('base')
+    manifest = MANIFEST.making(base_path=str(tmp_path / 'base'), image_format='raw',
+                               virtual_bytes=4096)
+    machine.running.clear()
+    known.start()
+    known.ensure(manifest, None, ['CN=host-3', 'CN=host-7'])
+    known.save_served()
+    machine.running.clear()
+    again = Exporters(storage_conf, str(tmp_path / 'clients.json'))
+    monkeypatch.setattr(again._clones, 'start', lambda: None)
+    again.start(again.serve_as_before)
+    again.serve_as_before()
+    assert {name: set(served) for name, served in machine.running.items()} == {
+        'exporter-20003': {BASE}, 'exporter-20007': {BASE}}
+    # A base that is another file by now is not served before it was hashed.
+    machine.running.clear()
+    (tmp_path / 'base').write_text('other')
+    again.start(again.serve_as_before)
+    again.serve_as_before()
+    assert not any(machine.running.values())

@@ -127,6 +127,9 @@ class FakeExporter:
         """As Exporters.start: nothing was lost."""
         return False
 
+    def serve_as_before(self):
+        """As Exporters.serve_as_before: nothing else was served."""
+
     def save_served(self):
         """As Exporters.save_served: nobody reads it."""
 

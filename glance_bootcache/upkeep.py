@@ -144,7 +144,7 @@ class ServiceUpkeep:
                  ('Glance cannot be asked what it has', self.sweep),
                  ('states cannot be shown', lambda: manager.publisher.publish(manifests())),
                  ('certificates that end cannot be told of', self._expiry.look),
-                 ('files that nothing needs cannot be removed', self._store.files.remove_retired),
+                 ('files that nothing needs cannot be removed', self._store.remove_retired),
                  ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
 
     def _do(self, *steps: tuple[str, Callable[[], None]]) -> None:

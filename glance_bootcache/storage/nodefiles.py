@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from oslo_log import log as logging
+from oslo_utils import uuidutils
 
 from bootcache import naming
 from bootcache.ceph import places
@@ -172,13 +173,19 @@ class NodeFiles:
             lambda connection: connection.execute(sa.select(FileRow.image_id, FileRow.name).where(
                 FileRow.node_id == self._node_id)).all())}
         found = []
-        for image_id in sorted(os.listdir(self._images)):
+        for image_id in self.images():
             directory = os.path.join(self._images, image_id)
-            if os.path.isdir(directory):
-                found += [os.path.join(directory, name) for name in sorted(os.listdir(directory))
-                          if not any((image_id, known_name) in known for known_name in
-                                     (name, name.rpartition('.')[0]))]
+            found += [os.path.join(directory, name) for name in sorted(os.listdir(directory))
+                      if not any((image_id, known_name) in known for known_name in
+                                 (name, name.rpartition('.')[0]))]
         return found
+
+    def images(self) -> list[str]:
+        """Return the ids of images that have a directory here.
+
+        :raises OSError: if that cannot be read.
+        """
+        return [name for name in sorted(os.listdir(self._images)) if uuidutils.is_uuid_like(name)]
 
     def _retiring(self, kinds: sa.ColumnElement[bool], image_id: str | None = None
                   ) -> list[sa.Row[Any]]:

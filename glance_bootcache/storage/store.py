@@ -111,7 +111,14 @@ class ImageStore:
         mine = sa.select(ImageRow.image_id).where(ImageRow.node_id == self._node_id)
         self._database.write(lambda connection: connection.execute(sa.delete(WorkingSetRow).where(
             WorkingSetRow.image_id.in_(mine), _NOT_NAMED)))
+        self.remove_retired()
+
+    def remove_retired(self) -> None:
+        """Remove the files that are retiring, and directories of no image that are empty."""
         self.files.remove_retired()
+        for image_id in set(self.files.images()) - self._held.keys():
+            with contextlib.suppress(OSError):
+                os.rmdir(self.directory(image_id))
 
     def begin_file(self, image_id: str, kind: FileKind, suffix: str) -> str:
         """Write the row of a file that is about to be made; return its name, which is new.

@@ -17,6 +17,7 @@ from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+THIRD = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SET = WorkingSet(IMAGE, 'sha512:00', 8192, 4096, (Extent(4096, 4096), Extent(0, 4096)))
 
 
@@ -305,8 +306,10 @@ def test_what_no_row_names_is_left_and_told(store, again):
     for path in (stray, store.path(OTHER, 'base-1.img')):
         with open(path, 'w'):
             pass
-    os.mkdir(os.path.join(store._images, 'lost+found'))
+    for directory in 'lost+found', THIRD:
+        os.mkdir(os.path.join(store._images, directory))
     again().retire_left()
+    assert sorted(os.listdir(store._images)) == [OTHER, IMAGE, 'lost+found']
     assert store.files.unnamed() == [store.path(OTHER, 'base-1.img'), stray]
     store.remove(IMAGE)
     assert names(store) == ['cache-0.qcow2'] and manifest is not None

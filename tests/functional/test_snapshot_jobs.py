@@ -274,7 +274,7 @@ def test_bytes_beyond_the_disk_cannot_be_written(house):
 def test_an_image_that_is_not_in_ceph(house, make_base):
     path = make_base(f'{house.directory}/file', 4 * MIB, [(0, MIB, 'data')])
     manifest = house.images.load(house.facts.image_id)
-    house.images.put(manifest.making(base_path=path))
+    storedimages.put(house.images, manifest.making(base_path=path))
     with pytest.raises(SnapshotRefused, match='not read in Ceph'):
         house.snapshot()[0].begin()
     assert house.left() == []

@@ -49,8 +49,8 @@ from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MOST_RATIO = 2.0
 BOOT_SECONDS = 2.0
@@ -110,7 +110,8 @@ class Stage:
                             'glance_store_dirs': str(self._glance), **options}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)
         os.makedirs(f'{directory}/state')
-        self._store = ImageStore(f'{directory}/state')
+        database = start.wait_for(conf)
+        self._store = storedimages.opened(conf, database)
         self.exporter = Exporters(conf, self._store.state_path('clients.json'))
         self.exporter.start()
         self.boots = _ProfileBoots()

@@ -29,6 +29,7 @@ from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
 from bootcache.clusterplaces import ClusterPlaces
 from bootcache.expansion import Layout
+from bootcache.manifest import CacheDifference
 from bootcache.storagedaemon import StorageDaemon
 from bootcache.util import threads
 from bootcache.workingset import Extent
@@ -37,45 +38,6 @@ VERSION = 1
 # A layout's text; one of a million areas has less.
 _MOST_LAYOUT_BYTES = 64 << 20
 _Areas = tuple[tuple[int, int], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class CacheDifference:
-    """A difference, as its entry and RPC messages carry it.
-
-    :ivar parent: id of the image whose cache image it is to be put together with.
-    :ivar parent_hash: of that image's content, ``algorithm:hexadecimal``.
-    :ivar bytes: the file's size.
-    :ivar sha256: of the file.
-    :ivar layout_at: where in it the layout begins.
-    :ivar data_bytes: of the blocks that differ.
-    :ivar content: sha256 of what is made of it, see :func:`digest`.
-    """
-
-    parent: str
-    parent_hash: str
-    bytes: int
-    sha256: str
-    layout_at: int
-    data_bytes: int
-    content: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, said: Any) -> 'CacheDifference':
-        """Read it back; entries that a later version has beside these are not looked at.
-
-        :raises ValueError: if it is none; KeyError and TypeError likewise.
-        """
-        told = {field.name: said[field.name] for field in dataclasses.fields(cls)}
-        for field in dataclasses.fields(cls):
-            is_right = type(told[field.name]) is field.type
-            if not is_right or (field.type is int and told[field.name] < 0):
-                raise ValueError(f'{field.name} is wrong')
-        return cls(**told)
 
 
 def packed(layout: Layout) -> bytes:

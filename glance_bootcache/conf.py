@@ -24,8 +24,7 @@ opts = [
                default='/var/lib/bootcache',
                help="""
 Directory of the storage service's state: one directory an image, with its
-manifest, working set and cache image. Its cache images are the storage disk
-tier.
+base and cache image. Its cache images are the storage disk tier.
 
 Related options:
 

@@ -24,12 +24,12 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
 ``LEAF``, many
     steps in memory: each is inside one class, which takes no other one meanwhile. They are plain
     locks. ``Orders`` and ``Records`` have another one each, which who adds an order, or writes a
-    record, holds over the database's transaction, and nobody else waits for: a call to a database
-    that hangs ends after 30 s. ``Clients`` has two: with the one that is taken first it writes a
-    file of a megabyte.
+    record, holds over the database's transaction, and nobody else waits for. ``Clients`` has two:
+    with the one that is taken first it writes a file of a megabyte.
 
-So nobody who has the store's lock, or the tiers', asks the exporter, or the database: that may take
-a minute, and every server that boots takes both. Nor does anybody who has one of all these ask
+So nobody who has the store's lock, or the tiers', asks the exporter: that may take a minute, and
+every server that boots takes both. ``ImageStore`` holds no lock over the database's transactions:
+who is overtaken reads again. Nor does anybody who has one of all these ask
 Glance or Nova, or run a program; the unit tests' stand-ins hold that.
 """
 

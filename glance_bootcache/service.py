@@ -1,5 +1,7 @@
 """The storage service: controller of images, RPC server and notification listener, one process."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,8 @@ from bootcache import conf as bootcache_conf
 from bootcache.rpc import messages, transport
 from glance_bootcache import monitoring, startchecks
 from glance_bootcache.db import start
+from glance_bootcache.db.engine import Database
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.filestore.registrars import Registrars
@@ -103,32 +107,25 @@ class StorageService:
     def _start(self) -> None:
         conf = self._conf
         messagesize.register_bounds()
-        store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
-        store.sweep_forgotten()
-        exporter = Exporters(conf, store.state_path('clients.json'))
-
-        def start_exporter() -> bool:
-            return exporter.start(lambda exports, certificate: serving.serve_again(
-                store.manifests(), exports, lambda manifest: exporter.ensure(
-                    manifest, store.cache_path(manifest), (certificate,))))
-
-        def serve() -> None:
-            # What is in memory is known later; an exporter that serves from there goes on.
-            serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
-                manifest, store.cache_path(manifest)))
+        state_dir = conf[bootcache_conf.GROUP].state_dir
+        exporter = Exporters(conf, os.path.join(state_dir, 'clients.json'))
 
         def keep_serving() -> None:
-            if start_exporter():
-                serve()
+            if exporter.start(exporter.serve_as_before):
+                exporter.serve_as_before()
 
-        start_exporter()
+        exporter.start(exporter.serve_as_before)
         cacheimage.end_left_over()
-        serve()
+        exporter.serve_as_before()
         database = start.wait_for(conf, keep_serving)
         # It may go away again at any moment.
+        node, store = start.until_it_answers(lambda: self._opened(database), keep_serving)
         needs, last_uses, orders, records = start.until_it_answers(
             lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
                      Records(database)), keep_serving)
+        # What is in memory is known later; an exporter that serves from there goes on.
+        serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
+            manifest, store.cache_path(manifest)))
         if conf[bootcache_conf.GROUP].export_ports:
             serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
                 manifest, store.cache_path(manifest),
@@ -158,11 +155,13 @@ class StorageService:
                                running, disk_room, needs)
         tiers.start(store.manifests())
         writer.start()
+        # The process is started anew, and reads all of it again.
+        node.start(lambda: os.kill(os.getpid(), signal.SIGTERM))
         controller.start()
         upkeep.start()
         read_errors = ReadErrors(store, exporter, tiers, running, CephBases(conf))
         read_errors.start()
-        self._started = [writer, tiers, controller, upkeep, read_errors]
+        self._started = [writer, node, tiers, controller, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
                                                TrialImages(conf)))
@@ -194,6 +193,19 @@ class StorageService:
         server.start()
         self._started += [server, listener, events]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)
+
+    def _opened(self, database: Database) -> tuple[StorageNode, ImageStore]:
+        """Return this node and its images, as the database has them; nothing is under way yet."""
+        state_dir = self._conf[bootcache_conf.GROUP].state_dir
+        node = StorageNode(database, os.path.join(state_dir, 'node.json'), self._conf.host)
+        store = ImageStore(state_dir, database, node.id, lambda: not node.is_restored)
+        store.retire_left()
+        if unnamed := store.files.unnamed():
+            LOG.warning('%d files in %s/images are of no row of the database, and are left, as %s;'
+                        ' "bootcache-manage files list" shows them, and "bootcache-manage files'
+                        ' remove" removes those that are not served', len(unnamed), state_dir,
+                        unnamed[0])
+        return node, store
 
     def stop(self) -> None:
         """Stop taking work, give up what is in hand. The exporter goes on serving."""

@@ -89,6 +89,7 @@ class ServiceUpkeep:
     def stop(self) -> None:
         """Begin nothing more."""
         self._stopping.set()
+        self._exporter.save_served()
 
     def _run(self, once: Callable[[], None]) -> None:
         while not self._stopping.is_set():
@@ -118,6 +119,7 @@ class ServiceUpkeep:
                   lambda: self.look_at_evicted(manifests())),
                  ('Glance cannot be asked what it has', self.sweep),
                  ('certificates that end cannot be told of', self._expiry.look),
+                 ('files that nothing needs cannot be removed', self._store.remove_retired),
                  ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
 
     def _do(self, *steps: tuple[str, Callable[[], None]]) -> None:
@@ -185,16 +187,9 @@ class ServiceUpkeep:
     def sweep_clones(self) -> None:
         """Remove bases from Ceph that a crash left, or that were given up.
 
-        :raises BootcacheError: if Ceph does not answer, or says no.
+        :raises BootcacheError: if Ceph, or the database, does not answer, or says no.
         """
-        self._ceph.sweep(self._is_needed)
-
-    def _is_needed(self, image_id: str, path: str) -> bool:
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            return self._store.is_damaged(image_id) \
-                or self._running.of(image_id) is not None \
-                or (manifest is not None and manifest.made.base_path == path)
+        self._ceph.remove_retired(self._store.files)
 
     def delete_left(self) -> None:
         """Delete servers of profile boots that could not be when these were over.
@@ -210,8 +205,10 @@ class ServiceUpkeep:
         :raises StorageDaemonError: if it does not come up.
         """
         if self._exporter.start(self._serve_again):
+            self._exporter.serve_as_before()
             serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(manifests())
+        self._exporter.save_served()
 
     def _serve_again(self, exports: Collection[str], certificate: str) -> None:
         """Serve the images of exports that an exporter had which was ended."""

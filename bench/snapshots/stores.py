@@ -28,6 +28,7 @@ from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.stores import SnapshotStore, Stored
+from tools import storedimages
 
 _ALGORITHM = 'sha512'
 _STEADY_SECONDS = 1.0
@@ -198,7 +199,8 @@ class CephStore:
         self.conf = configured(home, address, rbd_store_pool='images',
                                rbd_store_ceph_conf=str(ceph.conf), rbd_snapshot_pool=_POOL)
         self.snapshots: Any = RbdSnapshots(self.conf)
-        clone = CephBases(self.conf).obtain(facts, lambda: None, lambda count: None)
+        clone = CephBases(self.conf).obtain(
+            facts, storedimages.opened(self.conf).files, lambda: None, lambda count: None)
         if clone is None:
             raise RuntimeError('the base is not read in Ceph; its log says why')
         self.manifest = Manifest(facts.image_id, Standing.DONE, made=Made(

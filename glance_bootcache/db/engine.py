@@ -115,6 +115,7 @@ class Database:
 
         Where the answer to the commit is lost it may be in the database all the same.
 
+        :raises DBDuplicateEntry: if there is a row of that key.
         :raises DatabaseAway: if the database does not answer, or cannot be written.
         """
         return self._run(change, self._writing)
@@ -173,6 +174,8 @@ class Database:
             exception_checker=_is_locked)
         try:
             return retried(run)()
+        except db_exception.DBDuplicateEntry:
+            raise
         except _ERRORS as error:
             self.errors += 1
             raise self._error(error) from error

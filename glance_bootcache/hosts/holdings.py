@@ -219,14 +219,10 @@ class Hosts:
         return forgotten
 
     def _is_to_go(self, image_id: str, held: HeldImage, ordered: bool) -> bool:
-        try:
-            manifest = self._store.load(image_id)
-        except OSError:
-            return ordered
+        manifest = self._store.load(image_id)
         return availability.is_to_go(held.generation, manifest, ordered=ordered or (
             # One that Glance has again is given out again.
-            manifest is None and self._orders.is_for_all(image_id)
-            and not self._store.is_damaged(image_id)))
+            manifest is None and self._orders.is_for_all(image_id)))
 
     def _present(self, names: Iterable[str]) -> list[tuple[str, _Host, float]]:
         """Return name, host and seconds since its report of those of some hosts that are known.

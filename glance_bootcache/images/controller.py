@@ -97,13 +97,12 @@ class Controller:
     def start(self) -> None:
         """Begin to look at images of which something is heard.
 
-        Before it, files that a crash left are removed, and what was built of images that other
-        rules than those of now accepted is taken back.
+        Before it, what was built of images that other rules than those of now accepted is taken
+        back.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         for record in self._store.manifests():
-            self._store.sweep(record)
             if policy.is_by_other_rules(record) and record.standing is not Standing.SKIPPED:
                 LOG.warning('image %s: %s', record.image_id, Cause(Reason.INSPECTION_RULES))
                 self._store.change(record.image_id,
@@ -140,7 +139,7 @@ class Controller:
     def image_deleted(self, image_id: str) -> None:
         """Glance has notified the deletion of an image: it is given out no more.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         image_id = naming.canonical_image_id(image_id)
 
@@ -157,7 +156,7 @@ class Controller:
     def member_removed(self, image_id: str) -> None:
         """One project less may see an image: all hosts let go of its cache image.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         self.let_go(image_id)
 
@@ -173,7 +172,7 @@ class Controller:
     def build(self, image_id: str) -> None:
         """Record an image anew, whatever there is, as an operator wants it.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         :raises Exception: keystoneauth's or glanceclient's, if the image is not known, and Glance
             cannot be asked.
         """
@@ -191,13 +190,12 @@ class Controller:
         host reads from it.
 
         :returns: False if nothing was known.
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         image_id = naming.canonical_image_id(image_id)
         record = self._store.change(
             image_id, lambda record: policy.deleted(record, held=not record.is_missing))
         if record is None:
-            self._store.remove(image_id)  # What a damaged manifest left.
             return False
         LOG.info('image %s: dropped: %s', image_id, record.cause)
         self._running.cancel(image_id)
@@ -209,7 +207,7 @@ class Controller:
     def prepare(self, image_id: str) -> None:
         """Get the base of an image from which a server boots, unless that is under way.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         if self._running.of(image_id) is not None:
             return
@@ -258,7 +256,7 @@ class Controller:
 
         :param compared: what the report was compared with.
         :returns: False if the image has changed since.
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         taken = False
 

@@ -25,6 +25,7 @@ from bootcache import (
     workingset,
 )
 from bootcache import conf as bootcache_conf
+from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
 from bootcache.ceph import places
 from bootcache.manifest import CacheInfo, Goal, ImageState, Manifest, Standing, WorkingSetInfo
@@ -47,9 +48,10 @@ from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ImageStep, ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.storage import inspection
+from glance_bootcache.storage import inspection, nodefiles
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.inspection import Inspected
+from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.storage.transfers import Transfers
@@ -79,13 +81,25 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Ite
     :returns: the file's path, and its identity, as of bootcache/savefile.py, when it was hashed.
     :raises ImageRefused: if the content does not match, or Glance has no hash for it.
     :raises StorageNodeFull: if the state directory has no room for a download.
+    :raises DatabaseAway: if the file's row cannot be written.
     :raises OSError: if the state directory cannot be written.
     """
     algorithm, _colon, value = image.image_hash.partition(':')
     if not value:
         raise exception.ImageRefused('Glance has no hash for the image (os_hash_value)')
-    os.makedirs(store.directory(image.image_id), mode=0o750, exist_ok=True)
-    target = store.path(image.image_id, store.new_name('base', '.img'))
+    name = store.begin_file(image.image_id, FileKind.BASE, '.img')
+    target, found = store.path(image.image_id, name), ''
+    try:
+        found, file = _obtain(image, target, algorithm, value, images, store_dirs, check, arrived)
+    finally:
+        if found != target:
+            store.files.abandon(image.image_id, name)
+    return found, file
+
+
+def _obtain(image: ImageFacts, target: str, algorithm: str, value: str, images: Images,
+            store_dirs: Iterable[str], check: Callable[[], None],
+            arrived: Callable[[int], None]) -> tuple[str, tuple[int, int, int]]:
     for directory in store_dirs:
         source = os.path.join(directory, image.image_id)
         if not os.path.isfile(source) or not os.access(source, os.R_OK):
@@ -266,7 +280,7 @@ class ImageWork:
         verifier = self._signatures.verifier(image)
         with self._metrics.step(ImageStep.GET_BASE), \
                 self.transfers.of(image.image_id, image.stored_bytes) as arrived:
-            clone = self._ceph.obtain(image, job.check_cancelled, arrived)
+            clone = self._ceph.obtain(image, self._store.files, job.check_cancelled, arrived)
             path, file = (clone, None) if clone else obtain(
                 image, self._store, self._images, self._conf.glance_store_dirs,
                 job.check_cancelled, arrived)
@@ -281,8 +295,8 @@ class ImageWork:
                 if record.made.base_hash != image.image_hash:
                     # What was made of the content before is of no use.
                     record = record.making(
-                        working_set=None, cache_image=None, base_export=naming.content_export_name(
-                            image.image_id, image.image_hash))
+                        working_set=None, cache_image=None, difference=None,
+                        base_export=naming.content_export_name(image.image_id, image.image_hash))
                 return record.making(
                     image_format=inspected.image_format, stored_bytes=image.stored_bytes,
                     virtual_bytes=inspected.virtual_bytes, base_path=path,
@@ -333,16 +347,15 @@ class ImageWork:
         noted = policy.signed_anew(manifest, image, self._conf.verify_signatures, time.time())
         return manifest if noted is manifest else save(
             self._store, job, lambda record: record.making(
-                working_set=None, cache_image=None, signed_as=noted.made.signed_as, signature=''))
+                working_set=None, cache_image=None, difference=None,
+                signed_as=noted.made.signed_as, signature=''))
 
     def _drop(self, image_id: str, path: str) -> None:
-        """Remove a file that was made in vain; not one that a manifest names, nor Glance's own."""
-        manifest = self._store.load(image_id)
-        if os.path.dirname(path) == self._store.directory(image_id) and (
-                manifest is None or path not in (manifest.made.base_path,
-                                                 self._store.cache_path(manifest))):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        """Remove what was made in vain; not what the image's row names, nor Glance's own."""
+        if places.is_clone(path):
+            self._store.files.abandon(image_id, path)
+        elif os.path.dirname(path) == self._store.directory(image_id):
+            self._store.files.abandon(image_id, os.path.basename(path))
 
     def _give_older_up(self, manifest: Manifest, image: ImageFacts) -> None:
         """Serve a base of another content than Glance has no more.
@@ -369,9 +382,9 @@ class ImageWork:
         with self._metrics.step(ImageStep.RECORD):
             result = self._profile_boots.run(image, record.made.virtual_bytes, asked, job)
         job.check_cancelled()
-        name = self._store.save_working_set(image.image_id, result.working_set)
+        sha256 = self._store.save_working_set(image.image_id, result.working_set)
         steps.reached('record: kept')
-        info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
+        info = WorkingSetInfo(sha256, result.working_set.bytes, len(result.working_set.extents),
                               result.working_set.granularity, self._profile_boots.recorded_by,
                               result.ended_by, round(result.boot_seconds, 1), asked.boot_marker)
         save(self._store, job, lambda known: dataclasses.replace(
@@ -434,54 +447,59 @@ class ImageWork:
 
     def _build_within(self, room: int, manifest: Manifest, working_set: WorkingSet,
                       job: ImageJob) -> None:
-        made, quota = manifest.made, manifest.wished.quota
-        compression = Compression(self._conf.compression)
-        name = self._store.new_name('cache', cachelayout.file_suffix(compression))
-        backing_uri = naming.nbd_unix_uri(
-            self._conf.gateway_socket,
-            naming.export_name(naming.EXPORT_BASE, manifest.image_id))
-        began = time.monotonic()
-        path = self._store.path(manifest.image_id, name)
-        base = basenode.base_of(manifest, self._options, virtual_bytes=made.virtual_bytes)
-        with self._told_of_full(os.path.dirname(path), room):
-            built = cacheimage.build(
-                base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
-                backing_uri=backing_uri, compression=compression)
-        seconds = time.monotonic() - began
-        info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
-                         built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
-                         round(seconds, 3), cacheimage.VERIFY_RULES)
-        self._tiers.note_built(info, path)
-        made = dataclasses.replace(made, cache_image=info, built_from=(
-            made.working_set.file if made.working_set is not None else ''))
+        image_id = manifest.image_id
+        name = self._store.begin_file(image_id, FileKind.CACHE_IMAGE, cachelayout.file_suffix(
+            Compression(self._conf.compression)))
+        path = self._store.path(image_id, name)
+        base = basenode.base_of(manifest, self._options, virtual_bytes=manifest.made.virtual_bytes)
         # What replaces a cache image has its difference go with it.
         parent_id = self._inheriting.parent_id(manifest, job)
         try:
-            if not job.is_child:
-                # Hosts get the older one, and what differs of it, until the newer one is whole.
-                self._inheriting.make_difference(manifest, info, parent_id, base, job)
+            info = self._built(room, manifest, working_set, base, path)
+            self._tiers.note_built(info, path)
+            # Hosts get the older one, and what differs of it, until the newer one is whole. A
+            # child has none: its first servers wait for this one, and not for a difference.
+            made = dataclasses.replace(
+                manifest.made, cache_image=info, difference=None if job.is_child else
+                self._inheriting.make_difference(manifest, info, parent_id, base, job),
+                built_from='' if manifest.made.working_set is None
+                else manifest.made.working_set.sha256)
             job.check_cancelled()
             steps.reached('build: named')
             self._serve_built(manifest.making_all(made), path)
             steps.reached('build: served')
             job.compares = job.is_child
             save(self._store, job, lambda record: record.making(
-                cache_image=info, built_from=made.built_from).standing_at(Standing.DONE))
+                cache_image=info, difference=made.difference, built_from=made.built_from
+                ).standing_at(Standing.DONE))
         except BaseException:
             # Each try makes another one.
-            self._drop(manifest.image_id, path)
-            if not os.path.exists(path):
-                self._store.drop_difference(manifest.image_id, name)
+            for each in (name, nodefiles.difference_name(name)):
+                self._store.files.abandon(image_id, each)
             raise
         steps.reached('build: noted')
         # What it replaces may be in memory; and it is not the least recently used one.
-        self._tiers.forget(manifest.image_id)
-        self._tiers.note_use(manifest.image_id, time.time())
-        LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
-                 built.bytes, seconds)
+        self._tiers.forget(image_id)
+        self._tiers.note_use(image_id, time.time())
+        LOG.info('image %s: cache image of %d bytes built in %.2f s', image_id, info.bytes,
+                 info.build_seconds)
         if job.is_child:
-            # Its first servers wait for it no longer than they would have for the cache image.
-            self._inheriting.make_difference(manifest, info, parent_id, base, job)
+            self._inheriting.add_difference(manifest, info, parent_id, base, job)
+
+    def _built(self, room: int, manifest: Manifest, working_set: WorkingSet, base: Base,
+               path: str) -> CacheInfo:
+        """Build and verify a cache image."""
+        backing_uri = naming.nbd_unix_uri(
+            self._conf.gateway_socket,
+            naming.export_name(naming.EXPORT_BASE, manifest.image_id))
+        quota, began = manifest.wished.quota, time.monotonic()
+        with self._told_of_full(os.path.dirname(path), room):
+            built = cacheimage.build(
+                base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
+                backing_uri=backing_uri, compression=Compression(self._conf.compression))
+        return CacheInfo(os.path.basename(path), built.bytes, built.data_bytes, len(built.extents),
+                         built.sha256, built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
+                         round(time.monotonic() - began, 3), cacheimage.VERIFY_RULES)
 
     def _serve_built(self, manifest: Manifest, path: str) -> None:
         self._tiers.serve(manifest)

@@ -93,7 +93,7 @@ def signed_anew(manifest: Manifest, image: ImageFacts, verifies: bool, now: floa
         return manifest
     return dataclasses.replace(manifest, image_hash='').wishing(
         generation=next_generation(manifest.wished.generation, now)).making(
-        working_set=None, cache_image=None, signed_as=signed_as, signature='')
+        working_set=None, cache_image=None, difference=None, signed_as=signed_as, signature='')
 
 
 def taken_up(manifest: Manifest, image: ImageFacts, now: float) -> Manifest:
@@ -117,7 +117,7 @@ def skipped(manifest: Manifest, cause: Cause) -> Manifest:
     image is looked at again when its properties change.
     """
     return dataclasses.replace(manifest, image_hash='').standing_at(
-        Standing.SKIPPED, cause).making(working_set=None, cache_image=None)
+        Standing.SKIPPED, cause).making(working_set=None, cache_image=None, difference=None)
 
 
 def gives_out(manifest: Manifest) -> bool:
@@ -469,13 +469,13 @@ def failed(record: Manifest, error: Exception, is_without_older: bool = False) -
     :param is_without_older: the step cost the image the cache image that it had.
     """
     if isinstance(error, exception.ImageRefused):
-        return record.making(cache_image=None).wishing(requested=False).standing_at(
-            Standing.SKIPPED, error.cause)
+        return record.making(cache_image=None, difference=None).wishing(
+            requested=False).standing_at(Standing.SKIPPED, error.cause)
     cause = error.cause if isinstance(error, exception.ImageError) \
         else Cause(Reason.FAILED, str(error))
     passes = savefile.means_full(error) or is_without_older or isinstance(
         error, (exception.StorageDaemonError, exception.StorageNodeFull, exception.ServiceAway,
-                exception.Interrupted, OSError))
+                exception.DatabaseAway, exception.Interrupted, OSError))
     if passes and record.made.cache_image is None:
         return record.standing_at(Standing.WANTED, Cause(Reason.RETRY, str(cause)), record.goal)
     if passes:

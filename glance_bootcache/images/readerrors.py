@@ -224,7 +224,7 @@ class ReadErrors:
                 # Of an image that Glance gives no more this is the last copy, and most of it is
                 # right.
                 return current
-            return current.making(base_path='', cache_image=None).standing_at(
+            return current.making(base_path='', cache_image=None, difference=None).standing_at(
                 Standing.FAILED, cause)
 
         changed = self._store.change(image_id, fail)

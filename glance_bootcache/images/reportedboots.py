@@ -8,7 +8,6 @@ others' boots read forgotten.
 import collections
 import dataclasses
 import enum
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -284,7 +283,7 @@ class ReportedBoots:
         content, gives_out = self._tiers.check(manifest), policy.gives_out(manifest)
         if content is Content.WRONG or not gives_out:
             # Whoever fetched a wrong one would find that out, and boot cold as well.
-            manifest = manifest.making(cache_image=None)
+            manifest = manifest.making(cache_image=None, difference=None)
         cache = manifest.made.cache_image
         whose = self._exporter.know(message.host, message.certificate)
         self._tiers.serve(manifest, (whose,))
@@ -322,7 +321,7 @@ class ReportedBoots:
 
     def _difference(self, manifest: Manifest, whose: str) -> dict[str, Any]:
         """Return what a host is told of what a cache image has that its parent's has not."""
-        found = self._store.load_difference(manifest)
+        found = manifest.made.difference
         if found is None or manifest.made.cache_image is None:
             return {}
         path = self._store.difference_path(manifest.image_id, manifest.made.cache_image.file)
@@ -458,12 +457,11 @@ class ReportedBoots:
                      image_id, host)
             return ''
         # Without a lock: a large report takes seconds to compare.
-        improved = self._improve(manifest, seen, expected, message, only_host)
-        if improved is None:
-            return ''
         try:
-            self._keep(manifest, improved, message)
-        except OSError:
+            improved = self._improve(manifest, seen, expected, message, only_host)
+            if improved is not None:
+                self._keep(manifest, improved, message)
+        except exception.DatabaseAway:
             if expected is not None:
                 self._expected.put_back(image_id, host, expected)
             raise
@@ -473,12 +471,12 @@ class ReportedBoots:
         """Write a working set, and have a cache image built of it."""
         image_id = manifest.image_id
         version = manifest.made.working_set.version + 1 if manifest.made.working_set else 1
-        name = self._store.save_working_set(image_id, improved)
-        info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
+        sha256 = self._store.save_working_set(image_id, improved)
+        info = WorkingSetInfo(sha256, improved.bytes, len(improved.extents),
                               improved.granularity, 'server', message.ended_by,
                               round(message.boot_seconds, 1), manifest.wished.boot_marker, version)
         if not self._controller.set_working_set(manifest, info):
-            os.unlink(self._store.path(image_id, name))
+            self._store.drop_working_set(image_id, sha256)
             return
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
                  version, improved.bytes, message.host, info.ended_by)
@@ -563,7 +561,7 @@ class ReportedBoots:
 
 def _known(manifest: Manifest) -> _Known:
     known = manifest.made.working_set
-    return manifest.image_id, known.file if known else ''
+    return manifest.image_id, known.sha256 if known else ''
 
 
 def _stock(manifest: Manifest) -> dict[str, Any]:

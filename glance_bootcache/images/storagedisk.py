@@ -39,7 +39,7 @@ class DiskRoom:
         """Evict what is over the storage disk tier's quota, as after it was lowered; and damage.
 
         :param manifests: of all images, just read.
-        :raises BootcacheError: if the exporter does not answer.
+        :raises BootcacheError: if the exporter, or the database, does not answer.
         """
         for manifest in manifests:
             if self._tiers.is_damaged(manifest):
@@ -170,10 +170,10 @@ class DiskRoom:
         return True
 
     def _drop(self, image_id: str, cache_image: CacheInfo, job: ImageJob | None) -> bool:
-        """Remove a cache image's file, unless something else was taken in hand for it meanwhile."""
+        """Remove a cache image's file, unless something else was begun for it meanwhile."""
         if self._jobs.of(image_id) is not job:
             return False
-        manifest = self._store.change(
-            image_id, lambda record: record.making(cache_image=None)
+        record = self._store.change(
+            image_id, lambda record: record.making(cache_image=None, difference=None)
             if record.made.cache_image == cache_image else record)
-        return manifest is None or manifest.made.cache_image is None
+        return record is None or record.made.cache_image is None

@@ -25,8 +25,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import errorlog, exception, naming, steps
 from bootcache.cacheimage import Base
-from bootcache.difference import CacheDifference
-from bootcache.manifest import Manifest
+from bootcache.manifest import CacheDifference, Manifest
 from bootcache.monitor import Session
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.util.backoff import CircuitBreaker

@@ -23,15 +23,15 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from bootcache.cacheimage import Base
-from bootcache.difference import CacheDifference
-from bootcache.manifest import Manifest
+from bootcache.manifest import CacheDifference, Manifest
 from bootcache.quoting import quoted
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.ceph.opening import OpenClones
-from glance_bootcache.storage import admission, clients, exporter
+from glance_bootcache.storage import admission, clients, exporter, servedexports, serving
 from glance_bootcache.storage.clients import Client, Clients
 from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.servedexports import ServedExports
 
 LOG = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ class Exporters:
     :ivar common: the one of all hosts; with ``export_ports`` it only ends.
 
     :param conf: configuration of the storage service, checked.
-    :param path: of the file that tells which host has which port.
+    :param path: of the file that tells which host has which port; beside it is the one that tells
+        what is served.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, path: str):
@@ -70,6 +71,7 @@ class Exporters:
         self._has_own = bool(ports)
         self._names = tuple(group.tls_client_names)
         self._clients = Clients(path, ports)
+        self._served = ServedExports(servedexports.path_beside(path))
         self._throttle = LogThrottle(LOG)
         self._lock = threading.Lock()  # guards the dictionary
         self._own: dict[Client, Exporter] = {}
@@ -235,6 +237,28 @@ class Exporters:
         self._end_unknown()
         return not self._has_own and self.common.start()
 
+    def save_served(self) -> None:
+        """Write ``exports.json``, if what is served has changed."""
+        readers = [self.common, *self._all_own()]
+        # One that has just ended serves again what it served.
+        if all(each.has_told for each in readers) and (self._has_own or self.common.runs):
+            self._served.write({each.certificate: set(each.served) for each in readers})
+
+    def serve_as_before(self, exports: Collection[str] | None = None,
+                        certificate: str = COMMON) -> None:
+        """Serve what ``exports.json`` says was served; what fails is logged.
+
+        :param exports: of images of which one of these was served; None for all images.
+        :param certificate: to whom, where there are such exports.
+        """
+        for image in self._served.images():
+            whose = [client for client in image.clients
+                     if not self._has_own or self._clients.find(client) is not None] \
+                if exports is None else [certificate] * (image.base_export in exports)
+            if whose:
+                serving.serve(image.manifest(), functools.partial(
+                    self.ensure, cache_path=image.cache_path, certificates=whose))
+
     def _due(self) -> list[Exporter]:
         """Return the exporters that are to be looked at in a round, in this order."""
         unknown: list[Exporter] = []
@@ -336,6 +360,7 @@ class Exporters:
         self._all(functools.partial(self._of(certificate).ensure, manifest, cache_path)
                   for certificate in (self.of_hosts(()) if certificates is None
                                       else certificates))
+        self._served.record(manifest, cache_path)
 
     def ensure_stored(self, manifest: Manifest, certificate: str = COMMON) -> str:
         """Serve the bytes of an image's stored file, whatever its format.
@@ -438,8 +463,12 @@ class Exporters:
         may_end = all(each.has_told for each in readers) and all(
             look.done() for look in self._looks)
         served = {export for each in readers for export in each.served}
-        self._clones.keep((manifest for manifest in manifests
-                           if not exporter.of_base(manifest).isdisjoint(served)), may_end)
+        known = {export: manifest for manifest in manifests
+                 for export in exporter.of_base(manifest)}
+        # What nothing here knows is of a row that the database does not have any more.
+        may_end = may_end and all(export in known for export in served
+                                  if exporter.is_base(export))
+        self._clones.keep([known[export] for export in served & known.keys()], may_end)
 
     def untold(self) -> set[str]:
         """Return what names the exporters of hosts that run and have not told what they serve.

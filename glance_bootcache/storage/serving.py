@@ -24,7 +24,7 @@ def serve(manifest: Manifest, ensure: Callable[[Manifest], None]) -> None:
     :param ensure: ``StorageTiers.serve``; at the start, when there are no tiers, the exporter's.
     """
     if not served(manifest.wished.availability).cache_image:
-        manifest = manifest.making(cache_image=None)
+        manifest = manifest.making(cache_image=None, difference=None)
     try:
         ensure(manifest)
     except exception.StorageDaemonBusy as error:

@@ -306,7 +306,7 @@ class StorageTiers:
         :raises ValueError: if the id is no UUID.
         """
         # Compute hosts tell of uses, and what is noted has an end.
-        if os.path.isdir(self._store.directory(image_id)):
+        if self._store.load(image_id) is not None:
             self._last_uses.record(image_id, when)
 
     def forget_gone(self, manifests: Iterable[Manifest]) -> None:
@@ -348,7 +348,7 @@ class StorageTiers:
             {Medium.MEMORY: self._memory.quota} if self.has_memory else {})
 
     def _on_disk(self, manifest: Manifest, busy: bool) -> Item:
-        item, difference = self._item(manifest, busy), self._store.load_difference(manifest)
+        item, difference = self._item(manifest, busy), manifest.made.difference
         return item if difference is None else dataclasses.replace(
             item, bytes=item.bytes + difference.bytes)
 

@@ -13,10 +13,9 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
-from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
 from bootcache.exchange.client import Exchanged, FetchProgress
-from bootcache.manifest import CacheInfo
+from bootcache.manifest import CacheDifference, CacheInfo
 from bootcache.rpc.client import StorageClient
 from bootcache.rpc.fields import MOST_GIVERS
 from bootcache.rpc.messages import (

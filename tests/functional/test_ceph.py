@@ -18,6 +18,7 @@ from glance_rbd import (
     SIZE,
     clones,
     content_of,
+    files,
     go_on,
     obtained,
     served,
@@ -76,19 +77,20 @@ def test_glance_deletes_an_image_while_it_is_read(ceph_conf, glance_store, ceph_
     # What is read for the first time comes from Ceph, too.
     assert served(ceph_conf, manifest.made.base_export) == content_of(path)
 
-    bases = CephBases(ceph_conf)
-    bases.sweep(lambda image_id, path: False)
+    rows = files(ceph_conf)
+    rows.abandon(facts.image_id, manifest.made.base_path)
+    CephBases(ceph_conf).remove_retired(rows)
     assert clones(glance_store, facts), 'one that is open stays'
     # The exporter may hear a little later that its reader has left, and Ceph of the clone's end.
     until(lambda: ceph_exporter.retire(facts.image_id, with_base=True), 'nobody reads it', 60)
     ceph_exporter.keep_open([manifest])
-    CephBases(ceph_conf).sweep(lambda image_id, path: False)
+    CephBases(ceph_conf).remove_retired(rows)
     assert clones(glance_store, facts), 'one that was opened just now may be read soon'
     monkeypatch.setattr(connectors, '_FRESH_SECONDS', 0)
 
     def gone():
         ceph_exporter.keep_open([manifest])
-        CephBases(ceph_conf).sweep(lambda image_id, path: False)
+        CephBases(ceph_conf).remove_retired(rows)
         return clones(glance_store, facts) == []
 
     # The exporter's own connection to it may end a little after its node.
@@ -168,7 +170,8 @@ def test_a_job_that_is_cancelled_leaves_no_clone(ceph_conf, glance_store, ceph_i
             raise exception.Cancelled('the image was deleted')
 
     with pytest.raises(exception.Cancelled):
-        CephBases(ceph_conf).obtain(facts, check, lambda count: cancelled.set())
+        CephBases(ceph_conf).obtain(facts, files(ceph_conf), check,
+                                    lambda count: cancelled.set())
     assert clones(glance_store, facts) == []
 
 
@@ -179,7 +182,9 @@ def test_clones_that_nothing_needs_are_removed_and_others_stay(ceph_conf, glance
     other = f'other-{facts.image_id}'
     glance_store.ceph.run('rbd', 'create', '--size', '1M', f'bootcache/storage/{other}')
     bases = CephBases(ceph_conf)
-    bases.sweep(lambda image_id, path: image_id == facts.image_id and path == kept)
+    rows = files(ceph_conf)
+    rows.abandon(facts.image_id, left)
+    bases.remove_retired(rows)
     assert set(clones(glance_store, facts)) == {places.clone_of(kept).name, other}
     assert bases.serves(facts, kept) and not bases.serves(facts, left)
     signed = dataclasses.replace(facts, properties={'img_signature': 'x'})

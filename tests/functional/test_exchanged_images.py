@@ -18,6 +18,7 @@ from bootcache.manifest import CacheInfo, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import ExchangeCache
 from glance_bootcache.exchange.offers import ExchangeOffers
+from tools import storedimages
 
 pytestmark = apart.needs_libtorrent
 
@@ -178,7 +179,7 @@ def test_what_is_not_given_out_is_not_exchanged_either(cloud):
     assert offered() is not None
     assert cloud.service.offers.offer(ExchangeCache(IMAGE, 'host', '0' * 64, '127.0.7.9', 1,
         '')) is None
-    cloud.store.save(cloud.node.manifest.standing_at(
+    storedimages.put(cloud.store, cloud.node.manifest.standing_at(
         Standing.SKIPPED, Cause(Reason.REFUSED, 'it is private now')))
     assert offered() is None
 

@@ -30,9 +30,9 @@ from glance_bootcache.snapshots.records import Records
 from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.storage.exporters import Exporters
-from glance_bootcache.storage.store import ImageStore
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
+from tools import storedimages
 
 LARGE = SIZE + 32 * MIB
 COMMANDS = ('write -P 7 2M 300k', 'write -z 10M 1M', f'write -P 9 {SIZE // MIB + 8}M 64k')
@@ -84,8 +84,8 @@ class House:
         conf.set_override('snapshot_exporters', 'common', bootcache_conf.GROUP)
         self.exporters = Exporters(conf, f'{directory}/clients.json')
         self.exporters.start()
-        self.images = ImageStore(conf.bootcache.state_dir)
-        self.images.put(Manifest(BASE, Standing.DONE, made=Made(
+        self.images = storedimages.opened(conf)
+        storedimages.put(self.images, Manifest(BASE, Standing.DONE, made=Made(
             image_format=image_format, virtual_bytes=SIZE, base_path=base,
             base_export=f'base-{BASE}')))
         self.claims, self.uploads, self.seconds = KnownOf(glance), Held(glance), 1000.0

@@ -42,8 +42,8 @@ from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MIB = 1 << 20
 HOSTILE = {
@@ -102,7 +102,7 @@ class Service:
             conf.set_override(name, value, bootcache_conf.GROUP)
         self.conf = conf
         self.glance = Glance()
-        self.store = ImageStore(conf.bootcache.state_dir)
+        self.store = storedimages.opened(conf)
         self.exporter = Exporters(conf, self.store.state_path('clients.json'))
         self.exporter.start()
         database, nova = start.wait_for(conf), NoServers()

@@ -21,9 +21,9 @@ from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
-from glance_bootcache.storage.store import ImageStore
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
+from tools import storedimages
 
 
 class Said:
@@ -46,8 +46,8 @@ class House:
         self.conf, self.directory, self.glance = conf, directory, glance
         self.path, self.facts = image
         self._store, self._exporters = store, exporters
-        self.images = ImageStore(conf.bootcache.state_dir)
-        self.images.put(obtained(conf, self.facts))
+        self.images = storedimages.opened(conf)
+        storedimages.put(self.images, obtained(conf, self.facts))
         self.said, self.seconds = Said(), 1000.0
         self.restart()
 
@@ -274,7 +274,7 @@ def test_bytes_beyond_the_disk_cannot_be_written(house):
 def test_an_image_that_is_not_in_ceph(house, make_base):
     path = make_base(f'{house.directory}/file', 4 * MIB, [(0, MIB, 'data')])
     manifest = house.images.load(house.facts.image_id)
-    house.images.put(manifest.making(base_path=path))
+    storedimages.put(house.images, manifest.making(base_path=path))
     with pytest.raises(SnapshotRefused, match='not read in Ceph'):
         house.snapshot()[0].begin()
     assert house.left() == []

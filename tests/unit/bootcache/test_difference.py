@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from bootcache import difference, exception, workingset
-from bootcache.difference import CacheDifference
 from bootcache.expansion import Layout
+from bootcache.manifest import CacheDifference
 from bootcache.workingset import Extent
 
 CLUSTER = 4096

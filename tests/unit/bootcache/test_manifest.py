@@ -1,11 +1,8 @@
-"""Manifests: what is written is what is read, and nothing damaged is taken for one."""
+"""Manifests: what is derived, and who writes what."""
 
 import dataclasses
-import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bootcache import exception
 from bootcache.manifest import (
@@ -29,18 +26,6 @@ FULL = Manifest(IMAGE, Standing.DONE, Cause(Reason.FAILED, 'no room'), 'sha512:0
                 Wished(quota=1 << 29, name='Debian'),
                 Made('/base', 'sha512:00', 'base-x', 'qcow2', 5, 1 << 30, SET, CACHE),
                 '2026-01-01T00:00:00+00:00')
-MADE = st.builds(Made, image_format=st.sampled_from(['', 'raw', 'qcow2']),
-                 base_file=st.sampled_from([None, (5, 1700000000123456789, 1 << 40)]),
-                 working_set=st.sampled_from([None, SET]),
-                 cache_image=st.sampled_from([None, CACHE]))
-
-
-@given(st.builds(Manifest, st.just(IMAGE), st.sampled_from(Standing),
-                 st.builds(Cause, st.sampled_from(Reason), st.text()), st.text(),
-                 st.builds(Wished), MADE, st.text()))
-def test_round_trip_through_json(manifest):
-    assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
-
 
 @pytest.mark.parametrize(('standing', 'cache_image', 'state'), [
     (Standing.WANTED, None, 'pending'), (Standing.WANTED, CACHE, 'pending'),
@@ -68,13 +53,6 @@ def test_an_older_base(image_hash, base_hash, base_path, older):
 def test_an_image_with_an_older_base_is_not_ready():
     """No server gets its cache image."""
     assert dataclasses.replace(FULL, image_hash='sha512:11').state is ImageState.FAILED
-
-
-def test_round_trip_through_a_file(tmp_path):
-    path = str(tmp_path / 'manifest.json')
-    FULL.save(path)
-    assert Manifest.load(path) == FULL
-    assert Manifest.load(path).state is ImageState.READY
 
 
 def test_what_is_in_hand():
@@ -125,15 +103,7 @@ def test_a_cache_image_is_described_whole(key):
         CacheInfo.from_dict(document)
 
 
-@pytest.mark.parametrize('keep', range(0, 400, 37))
-def test_a_truncated_file_is_refused(tmp_path, keep):
-    path = tmp_path / 'manifest.json'
-    FULL.save(str(path))
-    path.write_bytes(path.read_bytes()[:keep])
+@pytest.mark.parametrize('said', [None, [], 'x', {}, {**CACHE.to_dict(), 'more': 1}])
+def test_what_is_no_cache_image_is_refused(said):
     with pytest.raises(exception.InvalidManifest):
-        Manifest.load(str(path))
-
-
-def test_one_that_cannot_be_read_is_not_damaged(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        Manifest.load(str(tmp_path / 'none'))
+        CacheInfo.from_dict(said)

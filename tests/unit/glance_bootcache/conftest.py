@@ -10,6 +10,7 @@ import pytest
 from fakes_clock import Clock
 from fakes_rpc import Sender
 from oslo_config import cfg
+from sqlalchemy import event
 
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
@@ -38,9 +39,9 @@ from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.upkeep import ServiceUpkeep
 from glance_bootcache.warming.runner import Warming
+from tools import storedimages
 
 
 @pytest.fixture
@@ -93,6 +94,9 @@ def database(storage_conf, empty_database):
     os.makedirs(storage_conf.bootcache.state_dir, exist_ok=True)
     shutil.copy(empty_database, db_conf.default_file(storage_conf))
     database = Database(storage_conf)
+    # A commit that is synced is for tests/functional, which end processes.
+    event.listen(database._engine, 'connect',
+                 lambda connection, _record: connection.execute('PRAGMA synchronous = OFF'))
     yield database
     database.close()
 
@@ -117,7 +121,7 @@ def made_house(storage_conf, no_qemu, database):
             images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
             boots=fakes_manager.FakeBoots(), qemu=no_qemu,
             conf=storage_conf, nova=fakes_manager.FakePrecache(), seconds=Clock(),
-            store=ImageStore(storage_conf.bootcache.state_dir))
+            store=storedimages.opened(storage_conf, database))
         house.tiers = fakes_manager.FakeTiers(house.exporter, house.store)
 
         def restart(has_hosts=True):

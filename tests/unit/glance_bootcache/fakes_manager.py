@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import os
 import threading
 
 from waiting import PATIENCE as PATIENCE
@@ -140,6 +139,12 @@ class FakeExporter:
         """As Exporters.start: nothing was lost."""
         return False
 
+    def serve_as_before(self):
+        """As Exporters.serve_as_before: nothing else was served."""
+
+    def save_served(self):
+        """As Exporters.save_served: nobody reads it."""
+
     def know(self, host, certificate):
         """As Exporters.know: there is one for all hosts."""
         return ''
@@ -241,7 +246,7 @@ class FakeTiers:
 
     def note_use(self, image_id, when):
         """As StorageTiers.note_use: an unknown image is ignored."""
-        if os.path.isdir(self.store.directory(image_id)):
+        if self.store.load(image_id) is not None:
             self.noted.append((image_id, when))
 
     has_memory = False

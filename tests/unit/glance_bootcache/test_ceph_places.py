@@ -1,5 +1,7 @@
 """Where in Ceph a base is."""
 
+import os
+
 import pytest
 
 from bootcache.cacheimage import Base
@@ -7,7 +9,7 @@ from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone, RbdSnapshot
 from bootcache.manifest import Made, Manifest
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.storage.store import ImageStore
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 USUAL = RbdSnapshot('images', IMAGE, 'snap')
@@ -66,19 +68,25 @@ def test_its_nodes_name_no_file():
         {'driver': 'raw', 'node-name': 'b-1', 'read-only': True, 'file': 'b-1f'}]
 
 
-def test_no_file_is_taken_for_that_of_a_clone(tmp_path):
-    store = ImageStore(str(tmp_path))
+def test_no_file_is_removed_for_a_clone(storage_conf, database):
+    store = storedimages.opened(storage_conf, database)
     path = RbdClone('p', 'n', f'base-{IMAGE}-0a1b2c3d').path
-    manifest = Manifest(IMAGE, made=Made(base_path=path, image_format='raw'))
-    store.save(manifest)
-    same_name = tmp_path / 'images' / IMAGE / path.rpartition('/')[2]
-    same_name.touch()
-    store.sweep(manifest)
-    assert not same_name.exists()
+    storedimages.put(store, Manifest(IMAGE, made=Made(base_path=path, image_format='raw')))
+    same_name = store.path(IMAGE, path.rpartition('/')[2])
+    with open(same_name, 'w'):
+        pass
+    storedimages.put(store, Manifest(IMAGE))
+    assert os.path.exists(same_name)
+    removed = []
+    store.files.remove_retired_clones(lambda clone: removed.append(clone) or len(removed) > 1)
+    assert removed == [path]
+    store.files.remove_retired_clones(lambda clone: removed.append(clone) or len(removed) > 1)
+    store.files.remove_retired_clones(removed.append)
+    assert removed == [path, path]
 
 
 def test_without_the_option_nobody_asks_ceph(storage_conf):
     bases = CephBases(storage_conf)
     bases._rbd = None
-    assert bases.obtain(None, None, None) is None
-    bases.sweep(None)
+    assert bases.obtain(None, None, None, None) is None
+    bases.remove_retired(None)

@@ -15,6 +15,7 @@ from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images.turns import HOUR, Changes
 from glance_bootcache.storage import inspection
+from tools import storedimages
 
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.sampled_from('ab'), st.floats(0, HOUR)),
@@ -129,8 +130,9 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
     for number in range(3):
         house.images.put(image(number), owner='one')
         # What the earlier process has written.
-        house.store.put(Manifest(image(number), Standing.WANTED, image_hash=house.images.get(
-            image(number)).image_hash))
+        storedimages.put(house.store, Manifest(
+            image(number), Standing.WANTED,
+            image_hash=house.images.get(image(number)).image_hash))
     for number in range(10, 13):
         register(house, number)
     house.recover()

@@ -16,6 +16,7 @@ from bootcache.rpc.report import HostReport
 from glance_bootcache.images import controller as controller_module
 from glance_bootcache.images import imagework
 from glance_bootcache.storage import inspection
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -264,7 +265,7 @@ def test_a_late_report_of_the_older_content_does_not_end_the_wait(waiting):
 def test_exports_of_a_base_that_was_given_up_are_not_served_as_the_new_content(house):
     """A read error had it given up; a host is connected to its stored file."""
     one = ready(house, b'1' * 4096)
-    house.store.put(one.making(base_path='', cache_image=None).standing_at(
+    storedimages.put(house.store, one.making(base_path='', cache_image=None).standing_at(
         Standing.FAILED, Cause(Reason.FAILED, 'it cannot be read')))
     house.exporter.readers.add(IMAGE)
     house.images.put(IMAGE, b'2' * 4096)

@@ -66,8 +66,7 @@ def test_a_registered_image_becomes_ready(house):
     base, cache = house.exporter.serving[IMAGE]
     assert os.path.exists(base) and cache.endswith(document['cache_image']['file'])
     assert sorted(os.listdir(house.store.directory(IMAGE))) == sorted(
-        ['manifest.json', os.path.basename(base), document['cache_image']['file'],
-         document['working_set']['file']])
+        [os.path.basename(base), document['cache_image']['file']])
 
 
 def test_hook_and_notifications_together_give_one_recording(house):
@@ -208,7 +207,7 @@ def test_opted_out_when_ready(house):
     house.changed(IMAGE)
     assert told(house) == ('skipped', 'bootcache_mode=off')
     assert IMAGE not in house.exporter.serving
-    assert os.listdir(house.store.directory(IMAGE)) == ['manifest.json']
+    assert os.listdir(house.store.directory(IMAGE)) == []
     ready(house)
     assert len(house.boots.jobs) == 2
 
@@ -394,7 +393,7 @@ def test_only_image_ids(house, image):
 
 def test_a_restart_in_the_midst_starts_again(house):
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.WANTED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED))
     house.restart()
     house.recover()
     assert house.upkeep.recovered

@@ -46,11 +46,15 @@ def test_a_start_logs_the_schema_when_it_is_made_and_nothing_else(storage_conf, 
 
 def test_what_is_answered_is_on_the_disk(database):
     """Also after a power cut, which WAL's usual setting does not promise."""
+    os.makedirs(storage_conf.bootcache.state_dir)
+    database = start.wait_for(storage_conf)
+
     def settings(connection):
         return [connection.exec_driver_sql(f'PRAGMA {name}').scalar() for name in (
             'journal_mode', 'synchronous', 'busy_timeout', 'foreign_keys')]
 
     assert database.read(settings) == ['wal', 2, 30000, 1]
+    database.close()
 
 
 @pytest.mark.parametrize('kind', ['nfs', 'nfs4', 'ceph', 'fuse.glusterfs', 'fuse.ceph', 'cifs'])

@@ -93,7 +93,7 @@ def test_what_is_taken_in_hand_meanwhile_stays(ready, what):
             with open(newer, 'w'):
                 pass
             info = dataclasses.replace(manifest.made.cache_image, file=os.path.basename(newer))
-            ready.store.put(manifest.making(cache_image=info))
+            storedimages.put(ready.store, manifest.making(cache_image=info))
 
     ready.exporter.on_withdrawal, ready.tiers.forgotten = change, []
     with steps:
@@ -108,7 +108,7 @@ def test_what_is_gone_meanwhile_is_gone(ready, gone):
         if gone == 'image':
             ready.store.remove(IMAGE)
         else:
-            ready.store.put(manifest.making(cache_image=None))
+            storedimages.put(ready.store, manifest.making(cache_image=None))
 
     ready.exporter.on_withdrawal = change
     assert ready.disk_room.evict(IMAGE)

@@ -243,6 +243,10 @@ def test_nobody_waits_for_those_that_hang(cloud, machine, monkeypatch):
     assert not cloud.untold()
 
 
+MANIFEST = Manifest(IMAGE, Standing.DONE, made=Made(base_export=naming.export_name(
+    naming.EXPORT_BASE, IMAGE)))
+
+
 def test_bases_are_open_that_any_exporter_serves(known, machine, monkeypatch):
     kept = []
     monkeypatch.setattr(known._clones, 'keep', lambda served, may_end: kept.append(
@@ -257,6 +261,14 @@ def test_bases_are_open_that_any_exporter_serves(known, machine, monkeypatch):
     machine.running['exporter-20000'] = {BASE: 'node'}
     known.keep_open(manifests)
     assert kept[:2] == [([IMAGE], True), ([], True)] and not kept[2][1], 'it has not told yet'
+
+
+def test_none_is_closed_while_a_base_is_served_that_the_database_does_not_have(known, monkeypatch):
+    may_end = []
+    monkeypatch.setattr(known._clones, 'keep', lambda served, ends: may_end.append(ends))
+    known.keep_open([])
+    known.keep_open([MANIFEST])
+    assert may_end == [False, True]
 
 
 def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(
@@ -275,8 +287,33 @@ def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(
     for _round in range(2):
         known.start(serve)
         assert begun.is_set()
-        known.keep_open([])
+        known.keep_open([MANIFEST])
     goes_on.set()
     futures.wait(known._looks, 60)
-    known.keep_open([])
+    known.keep_open([MANIFEST])
     assert may_end == [False, False, True]
+
+
+def test_what_exporters_of_hosts_served_they_serve_after_a_reboot(known, machine, storage_conf,
+                                                                  tmp_path, monkeypatch):
+    """The daemons are gone, and the database does not answer: it is in a file."""
+    (tmp_path / 'base').write_text('base')
+    manifest = MANIFEST.making(base_path=str(tmp_path / 'base'), image_format='raw',
+                               virtual_bytes=4096)
+    machine.running.clear()
+    known.start()
+    known.ensure(manifest, None, ['CN=host-3', 'CN=host-7'])
+    known.save_served()
+    machine.running.clear()
+    again = Exporters(storage_conf, str(tmp_path / 'clients.json'))
+    monkeypatch.setattr(again._clones, 'start', lambda: None)
+    again.start(again.serve_as_before)
+    again.serve_as_before()
+    assert {name: set(served) for name, served in machine.running.items()} == {
+        'exporter-20003': {BASE}, 'exporter-20007': {BASE}}
+    # A base that is another file by now is not served before it was hashed.
+    machine.running.clear()
+    (tmp_path / 'base').write_text('other')
+    again.start(again.serve_as_before)
+    again.serve_as_before()
+    assert not any(machine.running.values())

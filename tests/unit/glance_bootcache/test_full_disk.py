@@ -1,9 +1,8 @@
-"""Changes of images while the disk is full, or Glance away: followed when that is over.
+"""Changes of images while the database, or Glance, is away: followed when that is over.
 
 The neighbours are stand-ins, see test_controller.py; tools/faults.sh fills a file system.
 """
 
-import errno
 import logging
 import os
 import threading
@@ -20,22 +19,6 @@ from glance_bootcache.glance import listener
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGES = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
-
-
-class Disk:
-    """A file system that is full, or has room; what is spoilt cannot be written for good."""
-
-    def __init__(self, write):
-        self._write = write
-        self.is_full = False
-        self.spoilt = ''
-        self.tries = 0
-
-    def write_json(self, path, document):
-        self.tries += 1
-        if self.is_full or (self.spoilt and self.spoilt in path):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._write(path, document)
 
 
 @pytest.fixture
@@ -66,8 +49,8 @@ def warnings(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_an_image_whose_first_manifest_cannot_be_written_is_not_forgotten(house, disk, caplog):
-    disk.is_full = True
+def test_an_image_whose_first_row_cannot_be_written_is_not_forgotten(house, rows, caplog):
+    rows.is_away = True
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
     assert house.store.load(IMAGE) is None
@@ -84,11 +67,11 @@ def test_an_image_whose_first_manifest_cannot_be_written_is_not_forgotten(house,
 
 
 @pytest.mark.parametrize('change', ['deleted', 'deactivated', 'opted out'])
-def test_an_image_that_is_not_given_out_any_more(house, disk, change):
+def test_an_image_that_is_not_given_out_any_more(house, rows, change):
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
     house.settle()
-    disk.is_full = True
+    rows.is_away = True
     if change == 'deleted':
         del house.images.images[IMAGE]
         house.notify('image.delete', {'id': IMAGE})
@@ -105,12 +88,12 @@ def test_an_image_that_is_not_given_out_any_more(house, disk, change):
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] in ('stock', 'wait')
 
 
-def test_an_image_that_fewer_people_see(house, disk):
+def test_an_image_that_fewer_people_see(house, rows):
     """Nothing in Glance's image tells of it later."""
     house.images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
-    disk.is_full = True
+    rows.is_away = True
     house.notify('image.member.delete', {'image_id': IMAGE})
     house.notify('image.update', {'id': IMAGE})
     house.again()
@@ -122,24 +105,24 @@ def test_an_image_that_fewer_people_see(house, disk):
     assert house.store.load(IMAGE).wished.generation == 1
 
 
-def test_an_operator_is_told(house, disk):
+def test_an_operator_is_told(house, rows):
     house.images.put(IMAGE)
     house.store.save(before := Manifest(IMAGE, Standing.FAILED))
     disk.is_full = True
     for ask in (lambda: house.endpoints.build_image({}, IMAGE),
                 lambda: house.endpoints.delete_image({}, IMAGE),
                 lambda: house.endpoints.evict_image({}, IMAGE, None)):
-        with pytest.raises(OSError, match='No space left'):
+        with pytest.raises(DatabaseAway):
             ask()
     assert house.store.load(IMAGE) == before
 
 
-def test_a_server_that_boots_goes_on_waiting_for_its_base(house, disk):
-    disk.is_full = True
+def test_a_server_that_boots_goes_on_waiting_for_its_base(house, rows):
+    rows.is_away = True
     house.images.put(IMAGE)
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'wait'
     house.settle()
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
 
@@ -159,8 +142,8 @@ def test_while_the_disk_is_full_writing_is_tried_once_a_minute(house, disk):
     assert {house.state(image) for image in IMAGES} == {'ready'}
 
 
-def test_an_image_that_can_never_be_written_holds_up_no_other(house, disk):
-    disk.is_full = True
+def test_an_image_that_can_never_be_written_holds_up_no_other(house, rows):
+    rows.is_away = True
     for image in IMAGES:
         house.images.put(image)
         house.changed(image)
@@ -168,7 +151,7 @@ def test_an_image_that_can_never_be_written_holds_up_no_other(house, disk):
     house.again()
     assert [house.state(image) for image in IMAGES].count('ready') == 19
     assert house.state(IMAGES[7]) is None
-    disk.spoilt = ''
+    rows.spoilt = ''
     house.again()
     assert house.state(IMAGES[7]) == 'ready'
 
@@ -185,11 +168,11 @@ def test_how_many_wait_is_bounded_and_told(house, disk, monkeypatch, caplog):
     assert house.state(IMAGE) == 'ready'
 
 
-def test_glance_may_be_away_as_well(house, disk):
-    disk.is_full = house.images.away = True
+def test_glance_may_be_away_as_well(house, rows):
+    rows.is_away = house.images.away = True
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.store.load(IMAGE) is None
     house.images.away = False

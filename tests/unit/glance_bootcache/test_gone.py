@@ -69,6 +69,10 @@ def test_an_image_is_not_forgotten_before_hosts_can_be_told(house, database):
     house.changed(IMAGES[0])
     house.settle()
     del house.images.images[IMAGES[0]]
+    house.boots.servers = [IMAGES[0]]
+    house.manager.forget(IMAGES[0])
+    house.settle()
+    house.boots.servers = []
     with locked(database):
         house.deleted(IMAGES[0])
         house.settle()

@@ -12,6 +12,7 @@ from bootcache.manifest import Standing
 from bootcache.rpc.messages import PlanBoot, ReportBoot, ReportProgress, ServeStored, StoredExport
 from bootcache.workingset import WorkingSet
 from glance_bootcache.storage import transfers
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -203,7 +204,8 @@ def test_an_evicted_cache_image_is_built_again_when_a_server_boots(house):
     cold(house)
     report(house, [[0, 65536]])
     manifest = house.store.load(IMAGE)
-    house.store.save(dataclasses.replace(manifest, standing=Standing.DONE).making(cache_image=None))
+    storedimages.put(house.store, dataclasses.replace(
+        manifest, standing=Standing.DONE).making(cache_image=None))
     assert plan(house)['action'] == 'cold'
     house.settle()
     assert plan(house)['action'] == 'cache'

@@ -12,6 +12,7 @@ from bootcache.rpc.report import HostReport
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts import reportedneeds
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -251,7 +252,8 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(known, restarted, monke
 # Upkeep.
 
 def base(house, image_id, standing=Standing.DONE):
-    house.store.put(Manifest(image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
+    storedimages.put(house.store, Manifest(
+        image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
 
 
 def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):

@@ -180,17 +180,12 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
     def building():
         if where == 'exporter':
             house.exporter.fails = ERRORS[0]
-        elif where == 'manifest':
-            monkeypatch.setattr(house.store, 'put', refuse)
+        elif where == 'row':
+            rows.is_away = True
         else:
             house.controller.stop(wait=False)
 
-    put = house.store.put
-
-    def refuse(manifest):
-        monkeypatch.setattr(house.store, 'put', put)
-        raise OSError(28, 'No space left on device')
-
+    rows = Rows(house.store, monkeypatch)
     house.qemu.building = building
     register(house)
     assert len(house.qemu.builds) == 1 and house.store.load(IMAGE).made.cache_image is None
@@ -200,8 +195,9 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
 
 def test_a_server_does_not_wait_for_a_base_that_could_not_be_had(house):
     cause = Cause(Reason.RETRY, 'No space left on device')
-    house.store.save(Manifest(IMAGE, Standing.WANTED, cause, 'sha512:11'))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED, cause, 'sha512:11'))
     answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host-1', 'server-1'))
     assert answer['action'] == 'stock' and 'No space left' in answer['reason']
-    house.store.save(Manifest(IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
+    storedimages.put(house.store, Manifest(
+        IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host-1', 'server-1'))['action'] == 'wait'

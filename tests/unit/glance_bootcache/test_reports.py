@@ -426,7 +426,7 @@ def test_a_set_that_was_refined_is_built_from_after_a_restart(cold, monkeypatch,
     """Nobody remembered: hosts went on with the older one, and further boots had nothing new."""
     assert boot(cold, [KNOWN], ended_by='shutdown') == 1
     before = cold.store.load(IMAGE).made
-    assert before.built_from == before.working_set.file
+    assert before.built_from == before.working_set.sha256
 
     def stop():
         cold.controller.stop(wait=False)

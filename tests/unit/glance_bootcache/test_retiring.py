@@ -27,7 +27,7 @@ def test_a_nova_that_hangs_holds_up_no_other_work(house, monkeypatch):
 
     monkeypatch.setattr(house.boots, 'has_servers', has_servers)
     for image_id in IMAGES:
-        house.store.put(Manifest(image_id, Standing.SKIPPED, Cause(Reason.DELETED),
+        storedimages.put(house.store, Manifest(image_id, Standing.SKIPPED, Cause(Reason.DELETED),
                                  made=Made('/base'),
                                  wished=Wished(availability=Availability.DELETED)))
         house.controller.image_changed(image_id)
@@ -95,7 +95,7 @@ def test_what_keeps_a_base_is_told(house):
 
 def test_many_hosts_are_not_all_named(house, monkeypatch):
     monkeypatch.setattr(module, '_MOST_SHOWN', 2)
-    house.store.put(Manifest(IMAGES[0], Standing.DONE))
+    storedimages.put(house.store, Manifest(IMAGES[0], Standing.DONE))
     for host in 'cab':
         house.needs.note(host, HostReport(needs=frozenset([IMAGES[0]])))
     assert house.operators.get_image(IMAGES[0])['kept_for'] == ['host a', 'host b', '1 more']

@@ -16,7 +16,7 @@ from fakes_manager import SIZE
 from bootcache import exception, signatures
 from bootcache.ceph import places
 from bootcache.ceph.rbd import Rbd
-from bootcache.manifest import Manifest, Standing
+from bootcache.manifest import Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot, ServeStored
 from glance_bootcache.images import cephbases, policy
@@ -194,11 +194,6 @@ def test_one_that_loses_it_is_served_as_any_other(house):
     manifest = house.put({})
     assert manifest.standing is Standing.DONE
     assert (manifest.made.signature, manifest.made.signed_as) == ('', '')
-
-
-def test_manifests_of_signed_images_come_back(house):
-    signed = house.put(house.signer.sign(CONTENT))
-    assert signed.made.signature and Manifest.from_json(signed.to_json()) == signed
 
 
 class Ceph:

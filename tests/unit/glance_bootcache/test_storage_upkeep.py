@@ -12,6 +12,7 @@ from bootcache import exception
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.report import HostReport
 from glance_bootcache.smallca import SmallCA
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -67,7 +68,7 @@ def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, 
 def test_an_exporter_that_has_ended_does_not_wait_for_a_glance_that_hangs(house, monkeypatch):
     """Each question takes a minute, and a round has many."""
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.WANTED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED))
     house.conf.set_override('poll_interval', 1, 'bootcache')
     house.restart()
     hangs, answers, looks = threading.Event(), threading.Event(), []
@@ -112,7 +113,7 @@ def test_a_base_that_came_while_all_were_served_again_is_kept_open(house, monkey
     kept, serve = [], house.tiers.serve
 
     def serve_slowly(manifest, **named):
-        house.store.save(dataclasses.replace(manifest, image_id=OTHER))
+        storedimages.put(house.store, dataclasses.replace(manifest, image_id=OTHER))
         serve(manifest, **named)
 
     monkeypatch.setattr(house.exporter, 'start', lambda serve: True)
@@ -175,7 +176,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
                         else get(image_id))
     for image in (OTHER, IMAGE):
         house.images.put(image)
-        house.store.save(Manifest(image, Standing.WANTED))
+        storedimages.put(house.store, Manifest(image, Standing.WANTED))
     house.restart()
     house.once()
     house.settle()

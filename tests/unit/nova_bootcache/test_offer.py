@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
-from bootcache.manifest import CacheInfo
+from bootcache.manifest import CacheDifference, CacheInfo
 from bootcache.rpc.messages import BootAction
 from bootcache.tier import Medium
 from nova_bootcache.asking import client

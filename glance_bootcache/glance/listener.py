@@ -57,10 +57,9 @@ class ImageEvents:
             return messaging.NotificationResult.HANDLED
         try:
             follow(image_id)
-        except (OSError, BootcacheError) as error:
+        except BootcacheError as error:
             self._throttle.warning(event_type, 'image %s: %s cannot be written, and waits on the'
-                                   ' message bus: %s; make room in [bootcache]state_dir, if it is'
-                                   ' full', image_id, event_type, error)
+                                   ' message bus: %s', image_id, event_type, error)
             self._stopping.wait(_AGAIN_SECONDS)
             return messaging.NotificationResult.REQUEUE
         except Exception:

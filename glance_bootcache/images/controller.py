@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, savefile, steps
+from bootcache import exception, naming, steps
 from bootcache.manifest import Availability, Goal, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.util.backoff import Backoff, CircuitBreaker, pause_seconds
@@ -299,9 +299,8 @@ class Controller:
 
     def _failed(self, image_id: str, error: Exception) -> None:
         if isinstance(error, (exception.BootcacheError, OSError)) or away.passes(error):
-            cure = '; make room in [bootcache]state_dir' if savefile.means_full(error) else ''
             self._throttle.warning(type(error).__name__, 'image %s: cannot be looked at, and is'
-                                   ' looked at again: %s%s', image_id, away.told(error), cure)
+                                   ' looked at again: %s', image_id, away.told(error))
         else:
             LOG.error('image %s: cannot be looked at, and is looked at again', image_id,
                       exc_info=error)

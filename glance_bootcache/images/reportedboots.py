@@ -425,7 +425,7 @@ class ReportedBoots:
         :param only_host: whether the cloud has one compute host, as far as is known.
         :returns: why nobody has asked for it; empty if it was asked for, whatever came of it.
         :raises InvalidWorkingSet: if it does not fit the image.
-        :raises OSError: if what is made of it cannot be written; the host sends it again.
+        :raises DatabaseAway: if what is made of it cannot be written; the host sends it again.
         """
         image_id, host = message.image_id, message.host
         manifest = self._store.load(image_id)

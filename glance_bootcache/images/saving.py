@@ -15,7 +15,7 @@ def save(store: ImageStore, job: ImageJob, change: Callable[[Manifest], Manifest
     :param change: returns the record as it is to be; may be called several times.
     :returns: the record as it is then.
     :raises Cancelled: if the step is not to be done any more.
-    :raises OSError: if it cannot be written.
+    :raises DatabaseAway: if it cannot be written.
     """
     def guarded(record: Manifest) -> Manifest:
         job.check_cancelled()

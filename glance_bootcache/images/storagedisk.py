@@ -162,7 +162,6 @@ class DiskRoom:
         :returns: False if a host is fetching it, or something else was taken in hand meanwhile.
         """
         assert manifest.made.cache_image is not None
-        # Not under the store's lock: the exporter may take its time.
         with self._exporter.withdrawn(manifest) as gone:
             if not gone or not self._drop(manifest.image_id, manifest.made.cache_image, job):
                 return False

@@ -74,6 +74,7 @@ def from_row(row: Mapping[str, Any]) -> Manifest:
         made['base_file'] = inode, changed_at, size
     wished = {name: row[name] for name in _WISHED}
     return Manifest(
-        standing=Standing(row['standing']), goal=Goal(row['goal']), cause=Cause(Reason(row['reason']), row['detail']),
+        standing=Standing(row['standing']), goal=Goal(row['goal']),
+        cause=Cause(Reason(row['reason']), row['detail']),
         wished=Wished(**{**wished, 'availability': Availability(row['availability'])}),
         made=Made(**made), **{name: row[name] for name in _OWN})

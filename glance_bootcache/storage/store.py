@@ -19,12 +19,10 @@ from oslo_utils import timeutils
 
 from bootcache import exception, naming, steps
 from bootcache.exception import DatabaseAway, DatabaseUnusable
-from bootcache.locks import OrderedLock
 from bootcache.manifest import Manifest
 from bootcache.workingset import WorkingSet
 from glance_bootcache.db.engine import Database, delete, upsert
 from glance_bootcache.db.models import ImageRow, WorkingSetRow
-from glance_bootcache.locks import ServiceRank
 from glance_bootcache.storage import imagerows, nodefiles
 from glance_bootcache.storage.nodefiles import FileKind, NodeFiles
 
@@ -55,7 +53,6 @@ class ImageStore:
     :param state_dir: made if missing.
     :param node_id: of this storage node's row.
     :param may_remove: tells whether files may be removed now.
-    :ivar lock: guards what has to agree with the images: see glance_bootcache/locks.py.
     :ivar files: what was made on this node.
     :raises DatabaseAway: if the rows cannot be read.
     """
@@ -65,7 +62,6 @@ class ImageStore:
         self._directory, self._database, self._node_id = state_dir, database, node_id
         self._images = os.path.join(state_dir, 'images')
         os.makedirs(self._images, mode=0o750, exist_ok=True)
-        self.lock = OrderedLock(ServiceRank.STORE, 'the store\'s lock')
         self.files = NodeFiles(database, node_id, self._images, may_remove)
         self._memory = threading.Lock()  # guards what follows, for steps in memory
         self._held: dict[str, _Held] = {

@@ -20,6 +20,7 @@ from tiers_house import memory as memory
 from bootcache import difference
 from bootcache.rpc.messages import BootAction, PlanBoot
 from glance_bootcache import snapshotrules
+from tools import storedimages
 
 
 def test_its_files_are_those_of_its_cache_image(cloud, child):

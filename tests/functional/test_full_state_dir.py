@@ -7,6 +7,8 @@ import subprocess
 import pytest
 
 from bootcache import exception
+from glance_bootcache.db import start
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import imagework
 from glance_bootcache.storage.store import ImageStore

@@ -72,7 +72,8 @@ def test_a_program_without_the_storage_extra_says_what_to_install(program, code)
          f' sys.exit(module.{function}())'], cwd=TOP, capture_output=True, text=True, check=False)
     assert done.returncode == code and done.stderr.splitlines() == [
         f'{program}: alembic, oslo_db, oslo_middleware, oslo_upgradecheck, sqlalchemy: not'
-        f' installed; a storage node needs bootcache[storage]: {sys.prefix}/bin/pip install "bootcache[storage]"']
+        f' installed; a storage node needs bootcache[storage]: {sys.prefix}/bin/pip install'
+        ' "bootcache[storage]"']
 
 
 def normal(name):

@@ -44,7 +44,7 @@ def test_a_start_logs_the_schema_when_it_is_made_and_nothing_else(storage_conf, 
     assert said.endswith(f'has schema {schema.wanted()}')
 
 
-def test_what_is_answered_is_on_the_disk(database):
+def test_what_is_answered_is_on_the_disk(storage_conf):
     """Also after a power cut, which WAL's usual setting does not promise."""
     os.makedirs(storage_conf.bootcache.state_dir)
     database = start.wait_for(storage_conf)

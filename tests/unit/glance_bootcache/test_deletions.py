@@ -22,7 +22,6 @@ from bootcache.manifest import Availability
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache import availability
 from glance_bootcache.glance.images import Images
-from tools import storedimages
 
 IMAGES = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]
 OTHERS = [f'{number:08x}-2f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]

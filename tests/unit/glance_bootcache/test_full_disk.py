@@ -8,13 +8,15 @@ import os
 import threading
 
 import pytest
+from fakes_database import Rows
 from oslo_messaging import NotificationResult
 
-from bootcache import savefile
+from bootcache.exception import DatabaseAway
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.util import workqueue
 from glance_bootcache.glance import listener
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -22,10 +24,9 @@ IMAGES = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
 
 
 @pytest.fixture
-def disk(house, monkeypatch):
-    """The state directory's; ``house.again`` has the bus give again what it has, and time pass."""
-    disk, waiting = Disk(savefile.write_json), []
-    monkeypatch.setattr(savefile, 'write_json', disk.write_json)
+def rows(house, monkeypatch):
+    """The images'; ``house.again`` has the bus give again what it has, and time pass."""
+    waiting = []
     monkeypatch.setattr(listener, '_AGAIN_SECONDS', 0)
 
     def notify(event, payload):
@@ -42,7 +43,7 @@ def disk(house, monkeypatch):
         house.settle()
 
     house.notify, house.again, house.on_the_bus = notify, again, waiting
-    return disk
+    return Rows(house.store, monkeypatch)
 
 
 def warnings(caplog):
@@ -57,11 +58,11 @@ def test_an_image_whose_first_row_cannot_be_written_is_not_forgotten(house, rows
     for _again in range(5):
         house.again()
     assert house.store.load(IMAGE) is None
-    # It is told once, with the cure.
+    # It is told once.
     assert warnings(caplog) == [
-        f'image {IMAGE}: cannot be looked at, and is looked at again: [Errno 28] No space left on'
-        ' device; make room in [bootcache]state_dir']
-    disk.is_full = False
+        f'image {IMAGE}: cannot be looked at, and is looked at again: the database cannot be'
+        ' written']
+    rows.is_away = False
     house.again()
     assert house.state(IMAGE) == 'ready' and len(warnings(caplog)) == 1
 
@@ -81,7 +82,7 @@ def test_an_image_that_is_not_given_out_any_more(house, rows, change):
         house.notify('image.update', {'id': IMAGE})
     assert house.store.load(IMAGE).standing is Standing.DONE
     house.again()
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     manifest = house.store.load(IMAGE)
     assert manifest is None if change == 'deleted' else manifest.standing is Standing.SKIPPED
@@ -98,7 +99,7 @@ def test_an_image_that_fewer_people_see(house, rows):
     house.notify('image.update', {'id': IMAGE})
     house.again()
     assert house.store.load(IMAGE).wished.generation == 0 and len(house.on_the_bus) == 1
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.store.load(IMAGE).wished.generation == 1
     house.again()
@@ -107,8 +108,8 @@ def test_an_image_that_fewer_people_see(house, rows):
 
 def test_an_operator_is_told(house, rows):
     house.images.put(IMAGE)
-    house.store.save(before := Manifest(IMAGE, Standing.FAILED))
-    disk.is_full = True
+    before = storedimages.put(house.store, Manifest(IMAGE, Standing.FAILED))
+    rows.is_away = True
     for ask in (lambda: house.endpoints.build_image({}, IMAGE),
                 lambda: house.endpoints.delete_image({}, IMAGE),
                 lambda: house.endpoints.evict_image({}, IMAGE, None)):
@@ -127,17 +128,17 @@ def test_a_server_that_boots_goes_on_waiting_for_its_base(house, rows):
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
 
 
-def test_while_the_disk_is_full_writing_is_tried_once_a_minute(house, disk):
-    disk.is_full = True
+def test_while_the_database_is_away_writing_is_tried_once_a_minute(house, rows):
+    rows.is_away = True
     for image in IMAGES:
         house.images.put(image)
         house.changed(image)
     for _hour in range(2):
-        disk.tries = 0
+        rows.tries = 0
         for _minute in range(60):
             house.later(60)
-    assert disk.tries <= 60 * len(IMAGES)
-    disk.is_full = False
+    assert rows.tries <= 60 * len(IMAGES)
+    rows.is_away = False
     house.again()
     assert {house.state(image) for image in IMAGES} == {'ready'}
 
@@ -147,7 +148,7 @@ def test_an_image_that_can_never_be_written_holds_up_no_other(house, rows):
     for image in IMAGES:
         house.images.put(image)
         house.changed(image)
-    disk.is_full, disk.spoilt = False, IMAGES[7]
+    rows.is_away, rows.spoilt = False, IMAGES[7]
     house.again()
     assert [house.state(image) for image in IMAGES].count('ready') == 19
     assert house.state(IMAGES[7]) is None
@@ -156,14 +157,14 @@ def test_an_image_that_can_never_be_written_holds_up_no_other(house, rows):
     assert house.state(IMAGES[7]) == 'ready'
 
 
-def test_how_many_wait_is_bounded_and_told(house, disk, monkeypatch, caplog):
+def test_how_many_wait_is_bounded_and_told(house, rows, monkeypatch, caplog):
     monkeypatch.setattr(workqueue, '_MOST_KEYS', 1)
-    disk.is_full = True
+    rows.is_away = True
     for image in (IMAGE, OTHER):
         house.images.put(image)
         house.changed(image)
     assert f'"bootcache image build {OTHER}" takes it up' in caplog.text
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.state(IMAGE) == 'ready'
 

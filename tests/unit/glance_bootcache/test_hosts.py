@@ -12,6 +12,7 @@ from bootcache.rpc.messages import HoldingsAnswer, PlanBoot
 from glance_bootcache import availability
 from glance_bootcache.hosts import holdings
 from glance_bootcache.images import policy
+from tools import storedimages
 
 
 @pytest.mark.parametrize('told, counts', [(NOW + 1, NOW), (NOW, NOW), (5.0, 5.0)])

@@ -6,6 +6,7 @@ import shutil
 import types
 
 import pytest
+from fakes_database import Rows
 from fakes_manager import until
 
 from bootcache import exception
@@ -13,6 +14,7 @@ from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images import policy
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -111,40 +113,29 @@ def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch)
 
 
 @pytest.fixture
-def full(house, monkeypatch):
-    """Fill the state directory's file system; the function that is returned makes room."""
-    def refuse(manifest):
-        raise OSError(28, 'No space left on device')
-
-    put = house.store.put
-
-    def fill():
-        monkeypatch.setattr(house.store, 'put', refuse)
-        return lambda: monkeypatch.setattr(house.store, 'put', put)
-
-    return fill
+def rows(house, monkeypatch):
+    return Rows(house.store, monkeypatch)
 
 
 @pytest.mark.parametrize('error', [exception.BuildFailed('x'), exception.ImageRefused('x'),
                                    RuntimeError('x')], ids=repr)
-def test_a_failure_that_cannot_be_written_is_found_again(house, full, error, caplog):
+def test_a_failure_that_cannot_be_written_is_found_again(house, rows, error, caplog):
     def building():
-        make_room.append(full())
+        rows.is_away = True
         raise error
 
-    make_room = []
     house.qemu.building = building
     register(house)
     assert 'what became of it cannot be written' in caplog.text
     assert house.running.of(IMAGE) is None and len(house.qemu.builds) == 0
-    make_room.pop()()
+    rows.is_away = False
     house.qemu.building = lambda: None
     house.later(30)
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
 
-def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(house, full):
+def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(house, rows):
     house.conf.set_override('concurrent_builds', 1, 'bootcache')
     house.restart()
     house.boots.gate.clear()
@@ -153,10 +144,10 @@ def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(
         house.changed(image)
         until(lambda: house.boots.running, 'the recording of one')
     until(lambda: house.running.is_waiting(IMAGE), 'the other waits for its turn')
-    make_room = full()
-    with pytest.raises(OSError, match='No space left'):
+    rows.is_away = True
+    with pytest.raises(exception.DatabaseAway):
         house.controller.set_working_set(house.store.load(IMAGE), SET)
-    make_room()
+    rows.is_away = False
     assert house.running.is_waiting(IMAGE)
     house.boots.gate.set()
     house.settle()
@@ -164,18 +155,18 @@ def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(
     assert house.store.load(IMAGE).made.working_set.recorded_by == 'nova'
 
 
-def test_a_new_image_that_cannot_be_written_is_not_lost(house, full):
-    make_room = full()
+def test_a_new_image_that_cannot_be_written_is_not_lost(house, rows):
+    rows.is_away = True
     register(house)
     assert house.store.load(IMAGE) is None
-    make_room()
+    rows.is_away = False
     house.later(5)
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
 
-@pytest.mark.parametrize('where', ['exporter', 'manifest', 'stop'])
-def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
+@pytest.mark.parametrize('where', ['exporter', 'row', 'stop'])
+def test_what_was_built_in_vain_is_not_left(house, rows, where):
     """Each try left another one, which no quota counted: where the disk is full, that much more."""
     def building():
         if where == 'exporter':
@@ -185,7 +176,6 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
         else:
             house.controller.stop(wait=False)
 
-    rows = Rows(house.store, monkeypatch)
     house.qemu.building = building
     register(house)
     assert len(house.qemu.builds) == 1 and house.store.load(IMAGE).made.cache_image is None

@@ -11,6 +11,7 @@ from bootcache.manifest import Availability, Made, Manifest, Standing, Wished
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.report import HostReport
 from glance_bootcache.images import retiring as module
+from tools import storedimages
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1, 6)]
 OTHER = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -47,9 +48,9 @@ def test_nova_is_asked_less_and_less_often_what_keeps_a_base(house):
     has_servers = house.boots.has_servers
     house.boots.has_servers = lambda image_id, before=None: asked.append(
         house.seconds.now) or has_servers(image_id, before)
-    house.store.put(Manifest(IMAGES[0], Standing.SKIPPED, Cause(Reason.DELETED),
-                             made=Made('/base'),
-                             wished=Wished(availability=Availability.DELETED)))
+    storedimages.put(house.store, Manifest(
+        IMAGES[0], Standing.SKIPPED, Cause(Reason.DELETED), made=Made('/base'),
+        wished=Wished(availability=Availability.DELETED)))
     house.changed(IMAGES[0])
     for _half_a_minute in range(120):
         house.later(30)

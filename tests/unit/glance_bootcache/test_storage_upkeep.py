@@ -159,7 +159,7 @@ def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
     monkeypatch.setattr(house.disk_room, 'keep_quota', lambda manifests: kept.append(True))
     house.boots.away = True
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.WANTED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED))
     house.once()
     assert kept == [True] and not house.upkeep.recovered
     # What an earlier process did not finish waits for it: it would fail.
@@ -198,7 +198,8 @@ def test_glance_that_is_away_is_not_asked_for_every_image(house, monkeypatch):
 
     for number in range(20):
         house.images.put(f'{number:08x}{IMAGE[8:]}')
-        house.store.save(Manifest(f'{number:08x}{IMAGE[8:]}', Standing.WANTED))
+        storedimages.put(house.store, Manifest(f'{number:08x}{IMAGE[8:]}',
+                                               Standing.WANTED))
     with monkeypatch.context() as patch:
         patch.setattr(house.images, 'get', away)
         house.recover()

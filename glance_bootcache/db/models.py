@@ -119,10 +119,10 @@ class ImageRow(Model):
     owner = _text(255, 'id of the project that the image belongs to, as last seen, whose images'
                        ' take turns with those of others; empty while not known')
     availability = _text(32, 'whether Glance gives the image out, as last heard: ``active``,'
-                             ' ``hidden``, ``member-removed``, ``deactivated``, ``off``'
-                             ' (``bootcache_mode``), ``missing``'
-                             ' (Glance answers that it does not have it), ``deletion-notified`` or'
-                             ' ``deleted`` (that is believed): see :doc:`operations`')
+                             ' ``hidden``, ``deactivated``, ``off`` (``bootcache_mode``),'
+                             ' ``missing`` (Glance answers that it does not have it),'
+                             ' ``deletion-notified`` or ``deleted`` (that is believed): see'
+                             ' :doc:`operations`')
     # What was made.
     base_path = orm.mapped_column(
         sa.Text, nullable=False,

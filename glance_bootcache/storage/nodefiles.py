@@ -107,9 +107,15 @@ class NodeFiles:
         :raises OSError: if the directory cannot be made.
         """
         os.makedirs(self.directory(image_id), mode=0o750, exist_ok=True)
-        self._database.write(lambda connection: upsert(connection, FileRow, [
-            {'node_id': self._node_id, 'image_id': image_id, 'name': name, 'kind': kind.value,
-             'state': FileState.MAKING.value}]))
+        try:
+            self._database.write(lambda connection: upsert(connection, FileRow, [
+                {'node_id': self._node_id, 'image_id': image_id, 'name': name, 'kind': kind.value,
+                 'state': FileState.MAKING.value}]))
+        except DatabaseAway:
+            # The answer alone may have been lost.
+            with self._lock:
+                self._abandoned.add((image_id, name))
+            raise
 
     def turn_over(self, connection: sa.Connection, image_id: str, ready: Collection[str],
                   retiring: Collection[str] | None) -> None:

@@ -70,6 +70,8 @@ class ImageStore:
         # Versions of rows that were removed: one of the same image begins after that, so that a
         # change that was written before the removal is told from one that was after it.
         self._removed: cachetools.LRUCache[str, int] = cachetools.LRUCache(_MOST_REMOVED)
+        # Images whose rows this process deletes, or has deleted where the answer was lost.
+        self._leaving: set[str] = set()
 
     def state_path(self, name: str) -> str:
         """Return the path of a file that is about no single image."""
@@ -233,19 +235,28 @@ class ImageStore:
             self.files.turn_over(connection, image_id, (), None)
             return True
 
+        with self._memory:
+            self._leaving.add(image_id)
         if not self._database.write(remove):
             return False
         with self._memory:
+            self._drop(image_id, version)
+        return True
+
+    def _drop(self, image_id: str, version: int) -> None:
+        """Have memory follow a row that was deleted; it may have been added again since."""
+        held = self._held.get(image_id)
+        if held is not None and held.version <= version:
             self._held = {known: held for known, held in self._held.items() if known != image_id}
             self._removed[image_id] = version
-        return True
+            self._leaving.discard(image_id)
 
     def _replace(self, held: _Held, stamped: Manifest) -> bool:
         """Write a row in place of the one that was read; tell whether it was still that one."""
         image_id, version = stamped.image_id, held.version + 1
         directory = self.directory(image_id)
         before, after = (nodefiles.named(each, directory) for each in (held.manifest, stamped))
-        old, new = (each.made.working_set for each in (held.manifest, stamped))
+        old, new = (_sha256(each) for each in (held.manifest, stamped))
 
         def replace(connection: sa.Connection) -> bool:
             done = connection.execute(sa.update(ImageRow).where(
@@ -254,8 +265,10 @@ class ImageStore:
             if done.rowcount != 1:
                 return False
             self.files.turn_over(connection, image_id, after - before, before - after)
-            if old is not None and (new is None or new.sha256 != old.sha256):
-                delete(connection, WorkingSetRow, [{'image_id': image_id, 'sha256': old.sha256}])
+            if new != old:
+                # With those of recordings that were given up.
+                connection.execute(sa.delete(WorkingSetRow).where(
+                    WorkingSetRow.image_id == image_id, WorkingSetRow.sha256 != new))
             return True
 
         if not self._database.write(replace):
@@ -276,15 +289,16 @@ class ImageStore:
     def _read_again(self, image_id: str) -> None:
         row = self._database.read(lambda connection: connection.execute(
             sa.select(ImageRow.__table__).where(ImageRow.image_id == image_id)).first())
-        if row is None:
-            raise DatabaseAway(f'image {image_id}: the database does not have its row any more, and'
-                               ' so is another one, or an older state of it; start'
-                               ' glance-bootcache again')
-        read = _from_row(row)
         with self._memory:
             held = self._held.get(image_id)
-            if held is None or held.version < read.version:
-                self._held = {**self._held, image_id: read}
+            if row is None and held is not None and image_id not in self._leaving:
+                raise DatabaseAway(f'image {image_id}: the database does not have its row any more,'
+                                   ' and so is another one, or an older state of it; start'
+                                   ' glance-bootcache again')
+            if row is None and held is not None:
+                self._drop(image_id, held.version)
+            elif row is not None and (held is None or held.version < row.version):
+                self._held = {**self._held, image_id: _from_row(row)}
 
     # Working sets: their text is read when somebody needs it.
 
@@ -335,6 +349,10 @@ _NOT_NAMED = ~sa.exists().where(ImageRow.image_id == WorkingSetRow.image_id,
 def _overtaken(image_id: str) -> DatabaseAway:
     return DatabaseAway(f'image {image_id}: others have changed its row {_MOST_TRIES} times in a'
                         ' row; it is tried again')
+
+
+def _sha256(manifest: Manifest) -> str:
+    return '' if manifest.made.working_set is None else manifest.made.working_set.sha256
 
 
 def _stamped(manifest: Manifest) -> Manifest:

@@ -178,8 +178,10 @@ class Controller:
         """
         image_id = naming.canonical_image_id(image_id)
         if self._store.change(image_id, policy.requested) is None \
-                and self._images.get(image_id) is not None:
-            self._store.add(Manifest(image_id, wished=Wished(requested=True)))
+                and self._images.get(image_id) is not None and not self._store.add(
+                    Manifest(image_id, wished=Wished(requested=True))).wished.requested:
+            # An event of the image was faster.
+            self._store.change(image_id, policy.requested)
         self._pauses.forget(image_id)
         self.queue.add(image_id)
 
@@ -510,8 +512,9 @@ class Controller:
             if job.step == Step.RETIRE:
                 self._postpone(image_id, _LONGEST_LOOK)
             return
-        except Exception:
-            LOG.exception('image %s: what became of it cannot be written', image_id)
+        except Exception as refusal:
+            LOG.error('image %s: what became of it cannot be written: %s', image_id, refusal,
+                      exc_info=not isinstance(refusal, exception.BootcacheError))
             self._postpone(image_id, _LONGEST_PAUSE)
             return
         self._throttle.warning(image_id, 'image %s: %s: %s', image_id, record.standing.value,

@@ -1,5 +1,6 @@
 """Images and files as rows: who is faster, what a crash leaves, and what no row names."""
 
+import dataclasses
 import os
 import threading
 
@@ -198,6 +199,68 @@ def test_a_row_that_cannot_be_read_is_told_of_with_the_cure(store, again, databa
         again()
 
 
+@pytest.fixture
+def lost(database, monkeypatch):
+    """The answer to the next commit is lost."""
+    def lose():
+        def write(change):
+            monkeypatch.setattr(database, 'write', written)
+            written(change)
+            raise DatabaseAway('no answer')
+
+        written = database.write
+        monkeypatch.setattr(database, 'write', write)
+
+    return lose
+
+
+@pytest.mark.parametrize('then', ['change', 'remove'])
+def test_a_removal_whose_answer_was_lost_is_one(store, database, lost, then):
+    fill(store)
+    lost()
+    with pytest.raises(DatabaseAway):
+        store.remove(IMAGE)
+    if then == 'change':
+        assert store.change(IMAGE, lambda known: known.wishing(pinned=True)) is None
+    else:
+        store.remove(IMAGE)
+    assert store.load(IMAGE) is None
+    store.remove_retired()
+    assert states(database) == {} and not os.path.exists(store.directory(IMAGE))
+    assert store.add(Manifest(IMAGE)) == store.load(IMAGE)
+
+
+def test_a_change_while_it_is_removed_finds_nothing(store, database, monkeypatch):
+    """The row is gone, and memory does not know it yet."""
+    fill(store)
+    drop, found = store._drop, []
+
+    def late(image_id, version):
+        monkeypatch.setattr(store, '_drop', drop)
+        thread = threading.Thread(target=lambda: found.append(
+            store.change(IMAGE, lambda known: known.wishing(pinned=True))))
+        store._memory.release()
+        thread.start()
+        thread.join()
+        store._memory.acquire()
+        drop(image_id, version)
+
+    monkeypatch.setattr(store, '_drop', late)
+    store.remove(IMAGE)
+    assert found == [None] and store.manifests() == []
+
+
+def test_a_change_whose_answer_was_lost_is_one(store, database, lost, again):
+    manifest = fill(store)
+    lost()
+    with pytest.raises(DatabaseAway):
+        store.change(IMAGE, lambda known: known.making(cache_image=None))
+    changed = store.change(IMAGE, lambda known: known.wishing(pinned=True))
+    assert changed.made.cache_image is None and changed == again().load(IMAGE)
+    store.remove_retired()
+    assert names(store) == [os.path.basename(manifest.made.base_path)] == list(states(database))
+
+
 # Working sets.
 
 def test_a_working_set_goes_with_the_row_that_named_it(store, database):
@@ -215,6 +278,16 @@ def test_a_working_set_goes_with_the_row_that_named_it(store, database):
     store.save_working_set(IMAGE, SET)
     store.retire_left()
     assert count() == 0
+
+
+def test_one_of_a_recording_that_was_given_up_goes_with_the_next_change(store, database):
+    fill(store)
+    store.save_working_set(IMAGE, dataclasses.replace(SET, extents=SET.extents[:1]))
+    sha256 = store.save_working_set(IMAGE, dataclasses.replace(SET, extents=SET.extents[1:]))
+    store.change(IMAGE, lambda known: known.making(working_set=dataclasses.replace(
+        known.made.working_set, sha256=sha256)))
+    assert database.read(lambda connection: connection.execute(
+        sa.select(WorkingSetRow.sha256)).scalars().all()) == [sha256]
 
 
 @pytest.mark.parametrize('body', [b'', b'{', b'x\x9c\xab\xae\x05\x00\x01u\x00\xf9'])
@@ -268,6 +341,16 @@ def test_what_was_made_in_vain_is_removed_when_the_database_answers(store, datab
         assert names(store) == [name]
     store.files.remove_retired()
     assert names(store) == [] and states(database) == {}
+
+
+def test_a_file_whose_row_s_answer_was_lost_is_not_made(store, database, lost):
+    store.add(Manifest(IMAGE))
+    lost()
+    with pytest.raises(DatabaseAway):
+        store.begin_file(IMAGE, FileKind.BASE, '.img')
+    assert list(states(database).values()) == ['making']
+    store.remove_retired()
+    assert states(database) == {}
 
 
 def test_what_a_row_names_after_all_is_not_removed(store, database):

@@ -22,6 +22,7 @@ from bootcache.manifest import Availability
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache import availability
 from glance_bootcache.glance.images import Images
+from tools import storedimages
 
 IMAGES = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]
 OTHERS = [f'{number:08x}-2f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]
@@ -347,5 +348,5 @@ def test_it_is_in_the_image_s_row(cloud, storage_conf, database):
     cloud.register(1)
     del cloud.images.images[IMAGES[0]]
     cloud.changed(IMAGES[0])
-    cloud.store._read.clear()
-    assert cloud.store.load(IMAGES[0]).wished.availability is Availability.MISSING
+    again = storedimages.opened(storage_conf, database)
+    assert again.load(IMAGES[0]).wished.availability is Availability.MISSING

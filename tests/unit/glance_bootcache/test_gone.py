@@ -69,12 +69,12 @@ def test_an_image_is_not_forgotten_before_hosts_can_be_told(house, database):
     house.changed(IMAGES[0])
     house.settle()
     del house.images.images[IMAGES[0]]
-    house.boots.servers = [IMAGES[0]]
-    house.manager.forget(IMAGES[0])
+    house.boots.servers = {IMAGES[0]}
+    house.deleted(IMAGES[0])
     house.settle()
-    house.boots.servers = []
+    house.boots.servers = set()
     with locked(database):
-        house.deleted(IMAGES[0])
+        house.later(600)
         house.settle()
         assert house.store.load(IMAGES[0]) is not None
         assert 'locked' in house.operators.get_image(IMAGES[0])['kept_for'][0]

@@ -93,11 +93,17 @@ def test_an_image_in_hand_boots_cold(house, job):
     assert house.operators.get_working_set(IMAGE) is None
 
 
-def test_an_image_that_waits_for_its_profile_boot_boots_cold(house, job):
+def test_an_image_that_waits_for_its_profile_boot_boots_cold(house):
+    house.conf.set_override('concurrent_builds', 1, 'bootcache')
+    house.restart()
+    house.boots.gate.clear()
     other = IMAGE.replace('7', '8', 1)
-    house.images.put(other)
-    house.changed(other)
-    until(lambda: house.store.load(other).made.base_path, 'the base')
+    for image in (IMAGE, other):
+        house.images.put(image)
+        house.changed(image)
+        until(lambda: house.boots.jobs, 'a profile boot')
+    until(lambda: house.store.load(other).made.base_path and house.running.is_waiting(other),
+          'the base')
     assert house.state(other) == 'pending'
     assert house.hosts.plan_boot(PlanBoot(other, 'host', 'server'))['action'] == 'cold'
 

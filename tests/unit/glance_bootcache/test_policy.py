@@ -432,7 +432,7 @@ def after(step, record, image):
             working_set=dataclasses.replace(
                 SET, boot_marker=record.wished.boot_marker)).wishing(requested=False)
     return record.making(cache_image=dataclasses.replace(CACHE, quota=record.wished.quota),
-                         built_from=record.made.working_set.file).standing_at(Standing.DONE)
+                         built_from=record.made.working_set.sha256).standing_at(Standing.DONE)
 
 
 @given(CASES)

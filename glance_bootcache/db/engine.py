@@ -202,8 +202,8 @@ class Database:
             return DatabaseUnusable(
                 f'{place} is damaged ({said}), and left as it is; move the file and those of its'
                 ' name with -wal and -shm away, or put a backup in their place, and start'
-                ' glance-bootcache again: hosts report within a minute what they need, and'
-                ' evictions from single hosts have to be ordered again')
+                ' glance-bootcache again: exporters go on serving, images are taken up again as'
+                ' servers boot from them, and what operators ordered has to be ordered again')
         if _INVALID.search(said):
             return self._invalid(said)
         if _REFUSED.search(said):

@@ -175,8 +175,7 @@ class ImageStore:
             if found is None:
                 raise DatabaseAway(f'image {image_id}: its row comes and goes') from None
             return found
-        with self._memory:
-            self._held = {**self._held, image_id: _Held(version, stamped)}
+        self._remember(image_id, _Held(version, stamped))
         return stamped
 
     def change(self, image_id: str, change: Callable[[Manifest], Manifest]) -> Manifest | None:
@@ -280,25 +279,28 @@ class ImageStore:
         return True
 
     def _remember(self, image_id: str, row: _Held) -> None:
-        """Have memory follow a row that was changed: commits may come here in another order."""
+        """Have memory follow a row that was written: commits may come here in another order."""
         with self._memory:
             held = self._held.get(image_id)
-            if held is not None and held.version < row.version:
+            known = self._removed.get(image_id, 0) if held is None else held.version
+            if known < row.version:
                 self._held = {**self._held, image_id: row}
 
     def _read_again(self, image_id: str) -> None:
         row = self._database.read(lambda connection: connection.execute(
             sa.select(ImageRow.__table__).where(ImageRow.image_id == image_id)).first())
+        if row is not None:
+            self._remember(image_id, _from_row(row))
+            return
         with self._memory:
             held = self._held.get(image_id)
-            if row is None and held is not None and image_id not in self._leaving:
+            if held is None:
+                return
+            if image_id not in self._leaving:
                 raise DatabaseAway(f'image {image_id}: the database does not have its row any more,'
                                    ' and so is another one, or an older state of it; start'
                                    ' glance-bootcache again')
-            if row is None and held is not None:
-                self._drop(image_id, held.version)
-            elif row is not None and (held is None or held.version < row.version):
-                self._held = {**self._held, image_id: _from_row(row)}
+            self._drop(image_id, held.version)
 
     # Working sets: their text is read when somebody needs it.
 

@@ -5,8 +5,10 @@ import dataclasses
 import hashlib
 import json
 import os
+import random
 import secrets
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +32,7 @@ LOG = logging.getLogger(__name__)
 
 _STEMS = {FileKind.BASE: 'base', FileKind.CACHE_IMAGE: 'cache'}
 _MOST_TRIES = 20
+_PAUSE_SECONDS = 0.005
 _MOST_REMOVED = 10_000
 
 
@@ -190,7 +193,7 @@ class ImageStore:
         :raises Interrupted: if it is to name a file that is being removed.
         """
         image_id = naming.canonical_image_id(image_id)
-        for _try in range(_MOST_TRIES):
+        for tries in range(_MOST_TRIES):
             held = self._held.get(image_id)
             if held is None:
                 return None
@@ -199,7 +202,7 @@ class ImageStore:
                 return changed
             if self._replace(held, changed := _stamped(changed)):
                 return changed
-            self._read_again(image_id)
+            self._read_again(image_id, tries)
         raise _overtaken(image_id)
 
     def remove(self, image_id: str,
@@ -210,13 +213,13 @@ class ImageStore:
         :raises DatabaseAway: if that cannot be written.
         """
         image_id = naming.canonical_image_id(image_id)
-        for _try in range(_MOST_TRIES):
+        for tries in range(_MOST_TRIES):
             held = self._held.get(image_id)
             if held is None or not may_go(held.manifest):
                 return
             if self._delete(image_id, held.version):
                 break
-            self._read_again(image_id)
+            self._read_again(image_id, tries)
         else:
             raise _overtaken(image_id)
         steps.reached('retire: forgotten')
@@ -286,7 +289,9 @@ class ImageStore:
             if known < row.version:
                 self._held = {**self._held, image_id: row}
 
-    def _read_again(self, image_id: str) -> None:
+    def _read_again(self, image_id: str, tries: int = 0) -> None:
+        # Who wrote last, and need not read, would be the faster one again.
+        time.sleep(random.uniform(0, tries * _PAUSE_SECONDS))
         row = self._database.read(lambda connection: connection.execute(
             sa.select(ImageRow.__table__).where(ImageRow.image_id == image_id)).first())
         if row is not None:

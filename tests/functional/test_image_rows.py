@@ -19,6 +19,7 @@ from bootcache.manifest import (
     Availability,
     CacheDifference,
     CacheInfo,
+    Goal,
     Made,
     Manifest,
     Standing,
@@ -80,7 +81,7 @@ def test_what_is_known_of_an_image_comes_back(store, database, url, directory):
     full = Manifest(
         IMAGE, Standing.FAILED, Cause(Reason.UNSUPPORTED_PROPERTY, '\U0001f4be' * 20_000),
         'sha512:' + 'f' * 128, Wished(
-            True, True, LARGE, '\U0001f4be' * 256, False, LARGE, 'community', True,
+            True, True, True, LARGE, '\U0001f4be' * 256, False, LARGE, 'community', True,
             'a\0b\ud800' + '\U0001f4be' * 300, 'o' * 255, Availability.DELETION_NOTIFIED),
         Made('/' + 'p' * 4000, 'sha512:' + 'f' * 128, 'b' * 128, 'qcow2', LARGE, LARGE,
              WorkingSetInfo(sha256, LARGE, LARGE, 4096, 'server', 'shutdown', 1e9, 'm' * 256, 7),
@@ -88,8 +89,8 @@ def test_what_is_known_of_an_image_comes_back(store, database, url, directory):
                        LARGE, 'nbd+unix:' + 'u' * 300, 1 / 3, 9), 'b' * 64, 3, 'c' * 64, 'd' * 64,
              ((1 << 64) - 1, LARGE, LARGE),
              CacheDifference(IMAGE, 'sha512:' + 'f' * 128, LARGE, 'e' * 64, LARGE, LARGE,
-                             'f' * 64)), taken_up_at=1763697600.123456)
-    kept = store.change(IMAGE, lambda known: full)
+                             'f' * 64)), taken_up_at=1763697600.123456, goal=Goal.RECORD)
+    kept = storedimages.put(store, full)
     assert kept.wished.name.startswith('a?b?') and len(kept.wished.name) == 255
     again = storedimages.opened(configured(directory, url), database)
     assert again.load(IMAGE) == kept and again.load_working_set(kept) == working_set

@@ -34,4 +34,6 @@ def put(store: ImageStore, manifest: Manifest) -> Manifest:
     for name in nodefiles.named(manifest, directory) - known:
         store.files.begin(manifest.image_id,
                           FileKind.CLONE if places.is_clone(name) else FileKind.BASE, name)
-    return store.change(manifest.image_id, lambda _known: manifest) or store.add(manifest)
+    stored = store.change(manifest.image_id, lambda _known: manifest) or store.add(manifest)
+    assert stored is not None
+    return stored

@@ -178,8 +178,8 @@ class Controller:
         """
         image_id = naming.canonical_image_id(image_id)
         if self._store.change(image_id, policy.requested) is None \
-                and self._images.get(image_id) is not None and not self._store.add(
-                    Manifest(image_id, wished=Wished(requested=True))).wished.requested:
+                and self._images.get(image_id) is not None and self._store.add(
+                    Manifest(image_id, wished=Wished(requested=True))) is None:
             # An event of the image was faster.
             self._store.change(image_id, policy.requested)
         self._pauses.forget(image_id)
@@ -413,8 +413,10 @@ class Controller:
         decision = policy.decide(record, facts, self._settings)
         if record is None:
             if decision.record is not None:
-                decision = Decision(self._store.add(decision.record), decision.step,
-                                    decision.waits, decision.is_change)
+                added = self._store.add(decision.record)
+                if added is None:  # An operator was faster, or an answer was lost.
+                    return self._decide(self._store.load(image_id), image, boots)
+                decision = Decision(added, decision.step, decision.waits, decision.is_change)
         else:
             def change(known: Manifest) -> Manifest:
                 nonlocal decision

@@ -154,8 +154,8 @@ class ImageStore:
 
     # Writing: no lock is held over the database's transaction.
 
-    def add(self, manifest: Manifest) -> Manifest:
-        """Add an image; return what is known of it then, which is another one's if that was faster.
+    def add(self, manifest: Manifest) -> Manifest | None:
+        """Add an image; return what is known of it then, None if somebody else was faster.
 
         :raises DatabaseAway: if it cannot be written.
         """
@@ -174,10 +174,7 @@ class ImageStore:
             self._database.write(insert)
         except db_exception.DBDuplicateEntry:
             self._read_again(image_id)
-            found = self.load(image_id)
-            if found is None:
-                raise DatabaseAway(f'image {image_id}: its row comes and goes') from None
-            return found
+            return None
         self._remember(image_id, _Held(version, stamped))
         return stamped
 

@@ -142,10 +142,10 @@ class Service:
               and self.controller.queue.is_idle(), 'the end of all steps', patience=800)
 
     def left(self, image_id):
-        """Return what there is of an image besides its manifest."""
-        return [path for path in os.listdir(self.store.directory(image_id))
-                if not path.endswith('.json')] \
-            + [export for export in self.exporter.common._daemon.exports() if image_id in export]
+        """Return what there is of an image besides its row."""
+        directory = self.store.directory(image_id)
+        return (os.listdir(directory) if os.path.exists(directory) else []) + [
+            export for export in self.exporter.common._daemon.exports() if image_id in export]
 
     def read(self, image_id):
         """Return the size of an image's base, as a host sees it, and its first bytes."""

@@ -197,6 +197,23 @@ def test_ids_that_glance_never_knew_leave_nothing(house):
         house.later(3600)
 
 
+def test_a_wish_whose_answer_was_lost_is_decided_about_with_the_next_event(
+        house, database, monkeypatch):
+    """Its row is there, and memory does not know it."""
+    def lost(change):
+        monkeypatch.setattr(database, 'write', write)
+        write(change)
+        raise DatabaseAway('no answer')
+
+    write = database.write
+    monkeypatch.setattr(database, 'write', lost)
+    house.images.put(IMAGE, mode='off')
+    with pytest.raises(DatabaseAway):
+        house.build(IMAGE)
+    house.changed(IMAGE)
+    assert house.state(IMAGE) == 'skipped'
+
+
 # Answers that overtake each other.
 
 @pytest.fixture

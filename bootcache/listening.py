@@ -24,6 +24,8 @@ def listen(host: str, port: int, backlog: int | None = None) -> socket.socket:
                                     dualstack_ipv6=host == '::')
     except socket.gaierror as error:
         raise OSError(error.strerror) from None
+    except UnicodeError:
+        raise OSError('Neither an address nor a name') from None
     except OSError as error:
         # Its own text says the address once more.
         raise OSError(error.errno, os.strerror(error.errno or 0)) from None

@@ -183,7 +183,9 @@ servers, if this is 2.
                min=1,
                help="""
 Seconds between two looks at images whose import was announced but that are not
-active yet, and at exports that wait for their last reader.
+active yet, and at exports that wait for their last reader. An image that has
+not changed for longer is looked at after as long as that, an hour at most:
+when it becomes active, a notification tells.
 """),
     cfg.IntOpt('show_state_after',
                default=300,

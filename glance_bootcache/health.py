@@ -19,7 +19,7 @@ BUS, DATABASE, EXPORTER = 'bus', 'database', 'exporter'
 _CHECKS = 'checks'
 # For each of them. A load balancer, or Prometheus, waits for ten as a rule.
 _SECONDS = 3.0
-# Who asks within that gets the last answer.
+# Who asks within that after an answer gets the same one: the middleware asks for each by itself.
 _FRESH_SECONDS = 1.0
 
 
@@ -39,6 +39,7 @@ class HealthChecks:
         self._lock = threading.Lock()  # guards what is below, for dictionary steps
         # With when each was begun, in monotonic seconds: one that hangs is begun only once.
         self._begun: dict[str, tuple[float, concurrent.futures.Future[None]]] = {}
+        self._ended: dict[str, float] = {}
 
     def failures(self) -> dict[str, str]:
         """Return why each of them does not answer, empty if it does."""
@@ -53,10 +54,16 @@ class HealthChecks:
         with self._lock:
             now = self._clock()
             began, outcome = self._begun.get(name, (now, None))
-            if outcome is None or (outcome.done() and now - began > _FRESH_SECONDS):
+            if outcome is None or (outcome.done() and now - self._ended[name] > _FRESH_SECONDS):
                 began, outcome = self._begun[name] = now, threads.daemon_thread(
-                    self._checks[name], f'bootcache-check-{name}')
+                    lambda: self._check(name), f'bootcache-check-{name}')
             return began, outcome
+
+    def _check(self, name: str) -> None:
+        try:
+            self._checks[name]()
+        finally:
+            self._ended[name] = self._clock()
 
     def _failure(self, began: float, outcome: concurrent.futures.Future[None]) -> str:
         try:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import oslo_messaging as messaging
 import sqlalchemy as sa
 from oslo_config import cfg
-from prometheus_client import make_wsgi_app
 
 from bootcache import certificates, tls
 from bootcache import conf as bootcache_conf
@@ -68,6 +67,8 @@ def sample(metrics: ServiceMetrics, conf: cfg.ConfigOpts, *, store: ImageStore, 
     :param conf: configuration of the storage service.
     """
     gauge, counter = metrics.sampled.gauge, metrics.sampled.counter
+    manifests = metrics.sampled.once(lambda: store.manifests())
+    sums = metrics.sampled.once(lambda: hosts.sums())
     expiry = certificates.configured(conf[bootcache_conf.GROUP], tls.Endpoint.SERVER)
     gauge('bootcache_build_info', 'Is 1; its label tells the version.', shared_metrics.version,
           ['version'])
@@ -76,7 +77,7 @@ def sample(metrics: ServiceMetrics, conf: cfg.ConfigOpts, *, store: ImageStore, 
                    for name, failure in health_checks.failures().items()}, ['backend'])
 
     def images() -> Values:
-        counts = Counter(running.state(manifest) for manifest in store.manifests())
+        counts = Counter(running.state(manifest) for manifest in manifests())
         return {(state.value,): counts[state] for state in ImageState}
 
     gauge('bootcache_images', 'Images by state.', images, ['state'])
@@ -92,21 +93,21 @@ def sample(metrics: ServiceMetrics, conf: cfg.ConfigOpts, *, store: ImageStore, 
     gauge('bootcache_queue_oldest_seconds', 'Seconds for which the image waits that has waited for'
           ' longest; 0 if none does.', oldest, ['step'])
     gauge('bootcache_tier_used_bytes', 'Bytes of the cache images in a tier.',
-          lambda: _by_tier(tiers.used(store.manifests())), ['tier'])
+          lambda: _by_tier(tiers.used(manifests())), ['tier'])
     gauge('bootcache_tier_quota_bytes', 'Bytes that a tier may have.',
           lambda: _by_tier(tiers.quotas()), ['tier'])
     gauge('bootcache_hosts', 'Compute hosts that have reported within a day: those that report, and'
-          ' those that are silent.', lambda: {('reporting',): hosts.sums().reporting,
-                                              ('silent',): hosts.sums().silent}, ['state'])
+          ' those that are silent.', lambda: {('reporting',): sums().reporting,
+                                              ('silent',): sums().silent}, ['state'])
     gauge('bootcache_reported_guests_paused', 'Servers of all reporting hosts whose guests are'
-          ' paused by an I/O error.', lambda: {(): hosts.sums().paused})
+          ' paused by an I/O error.', lambda: {(): sums().paused})
     gauge('bootcache_reported_servers_unsettled', 'Servers of all reporting hosts that depend on'
-          ' bootcache.', lambda: {(): hosts.sums().unsettled})
+          ' bootcache.', lambda: {(): sums().unsettled})
     gauge('bootcache_certificate_end_timestamp_seconds', 'When a certificate of this service ends,'
           ' by its file.', lambda: {(name,): end for name, end in expiry.ends().items()},
           ['certificate'])
     gauge('bootcache_reported_certificate_end_timestamp_seconds', 'When the first certificate of'
-          ' the reporting hosts ends.', lambda: _known(hosts.sums().certificates_end))
+          ' the reporting hosts ends.', lambda: _known(sums().certificates_end))
     gauge('bootcache_snapshots', 'Snapshots that hosts send, by step; those that are over are'
           ' remembered for a while.',
           lambda: {(step,): count for step, count in snapshots.counts().items()}, ['step'])
@@ -146,5 +147,5 @@ def listen(conf: cfg.ConfigOpts, metrics: ServiceMetrics, health_checks: HealthC
 
     :raises ConfigurationError: if nothing can listen there, or the plugins are not installed.
     """
-    return HttpListener(conf, {'/metrics': make_wsgi_app(metrics.registry),
+    return HttpListener(conf, {'/metrics': shared_metrics.app(metrics.registry),
                                '/healthcheck': health_checks.app()})

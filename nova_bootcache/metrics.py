@@ -54,6 +54,9 @@ class HostMetrics:
         self._fetch_seconds = Histogram(
             'bootcache_fetch_seconds', 'Seconds in which a cache image came to this host, was'
             ' verified and placed.', ['outcome'], buckets=_SECONDS, registry=self.registry)
+        for outcome in TimedOutcome:
+            # Else the first failures, which make it, are no increase to Prometheus.
+            self._fetch_seconds.labels(outcome.value)
         self._boots = Counter(
             'bootcache_boots', 'Root disks that were made, by what they stand on.', ['way'],
             registry=self.registry)

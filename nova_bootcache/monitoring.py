@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 from oslo_log import log as logging
-from prometheus_client import make_wsgi_app
 
 from bootcache import conf as bootcache_conf
 from bootcache.exception import ConfigurationError
@@ -58,7 +57,7 @@ def listen(conf: cfg.ConfigOpts, host: ComputeHost) -> HttpListener | None:
     if not conf[bootcache_conf.GROUP].metrics_port:
         return None
     try:
-        return HttpListener(conf, {'/metrics': make_wsgi_app(host.metrics.registry)})
+        return HttpListener(conf, {'/metrics': shared_metrics.app(host.metrics.registry)})
     except ConfigurationError as error:
         LOG.error('bootcache: nobody can watch this host: %s', error)
         return None

@@ -4,6 +4,7 @@ The listener runs with native threads and with eventlet's. ``socketserver.serve_
 under eventlet its selector blocks the whole process, so ``accept`` is called here.
 """
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +25,8 @@ LOG = logging.getLogger(__name__)
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _MOST_CONNECTIONS = 8
-# Without a byte from a client, or without one that it takes.
-_SILENCE_SECONDS = 10
+# Without a byte from a client, or without one that it takes; and in all.
+_SILENCE_SECONDS, _LONGEST_SECONDS = 10, 30
 _STOP_SECONDS = 5
 
 
@@ -50,6 +51,12 @@ class _Server(WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         LOG.debug('the connection of %s ended with an error', client_address[0], exc_info=True)
+
+
+def _end(connection: socket.socket) -> None:
+    """Have whoever reads from a connection, or writes to it, wait no longer."""
+    with contextlib.suppress(OSError):  # The other side has ended it.
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def by_path(apps: Mapping[str, App]) -> App:
@@ -97,11 +104,8 @@ class HttpListener:
     def stop(self) -> None:
         """Listen no longer."""
         self._stopping.set()
-        try:
-            # Ends an accept that waits, which close alone does not.
-            self._server.socket.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            LOG.debug('the listener was closed already: %s', error)
+        # Ends an accept that waits, which close alone does not.
+        _end(self._server.socket)
         self._thread.join(_STOP_SECONDS)
         self._server.server_close()
 
@@ -130,10 +134,15 @@ class HttpListener:
             self._places.release()
 
     def _answer(self, request: socket.socket, address: Any) -> None:
+        # Who sends a byte now and then would have its place for days.
+        end = threading.Timer(_LONGEST_SECONDS, _end, (request,))
+        end.daemon = True
         try:
+            end.start()
             self._server.finish_request(request, address)
         except Exception:
             self._server.handle_error(request, address)
         finally:
+            end.cancel()
             self._server.shutdown_request(request)
             self._places.release()

@@ -18,7 +18,10 @@ from bootcache.util.threads import daemon_thread
 
 LOG = logging.getLogger(__name__)
 
-_MOST_KEYS = 20_000
+# Whose pauses are remembered.
+_MOST_PAUSES = 20_000
+# What the order has of keys that were worked on earlier, beyond two for each key that waits.
+_MOST_PASSED = 1000
 _FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 60.0
 
@@ -42,7 +45,7 @@ class WorkQueue:
         self._name = name
         self._failed = failed
         self._clock = clock
-        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, clock, most=_MOST_KEYS)
+        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, clock, most=_MOST_PAUSES)
         # Guards what follows; held for steps in memory only.
         self._changed = threading.Condition()
         # When each key is due; and the same in order, with what has changed since.
@@ -57,34 +60,34 @@ class WorkQueue:
         for number in range(self._workers):
             daemon_thread(self._run, f'{self._name}-{number}')
 
-    def stop(self) -> None:
-        """Work on no other key; wait for those that are worked on."""
+    def stop(self, wait: bool = True) -> None:
+        """Work on no other key.
+
+        :param wait: for those that are worked on.
+        """
         with self._changed:
             self._stopping = True
             self._due.clear()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._running)
+            if wait:
+                self._changed.wait_for(lambda: not self._running)
 
-    def add(self, key: str, after: float = 0.0) -> bool:
-        """Have a key worked on.
+    def add(self, key: str, after: float = 0.0) -> None:
+        """Have a key worked on. Whoever adds keys has a bound for their number.
 
         :param after: seconds; a key that is due earlier stays so.
-        :returns: False if so many keys wait that this one is not taken.
         """
         due = self._clock() + after
         with self._changed:
-            if self._stopping or (key not in self._due and len(self._due) >= _MOST_KEYS):
-                return self._stopping
-            if due < self._due.get(key, math.inf):
+            if not self._stopping and due < self._due.get(key, math.inf):
                 self._due[key] = due
                 heapq.heappush(self._ordered, (due, next(self._numbers), key))
-                if len(self._ordered) > 2 * _MOST_KEYS:
+                if len(self._ordered) > 2 * len(self._due) + _MOST_PASSED:
                     # Most of them were due earlier, and are done.
                     self._ordered = [(due, next(self._numbers), key)
                                      for key, due in self._due.items()]
                     heapq.heapify(self._ordered)
                 self._changed.notify()
-        return True
 
     def is_idle(self) -> bool:
         """Return whether no key is due, and none is worked on."""
@@ -96,6 +99,17 @@ class WorkQueue:
         now = self._clock()
         with self._changed:
             return [now - due for due in self._due.values() if due <= now]
+
+    def wait(self, key: str, seconds: float) -> bool:
+        """Wait until a key has been worked on that was added.
+
+        :param seconds: at most.
+        :returns: False if that time has passed, its work fails, or the queue stops.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping or (
+                key not in self._due and key not in self._running), seconds) \
+                and not self._stopping
 
     def wake(self) -> None:
         """Read the clock again: its seconds have not passed by themselves."""

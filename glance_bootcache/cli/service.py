@@ -1,14 +1,15 @@
 """``glance-bootcache``: reads the configuration and runs the storage service."""
 
+import contextlib
 import faulthandler
 import fcntl
 import logging as stdlib_logging
 import os
+import select
 import shutil
 import signal
 import sys
 import threading
-import time
 
 import oslo_messaging as messaging
 from oslo_config import cfg
@@ -28,10 +29,11 @@ from glance_bootcache.service import StorageService, tell_fault
 _STOP_SECONDS = 80
 # Between looks at nothing, where systemd does not want to hear of the process.
 _IDLE_SECONDS = 3600.0
+_ENDING = frozenset((signal.SIGTERM, signal.SIGINT))
 
 
 class _Ended(BaseException):
-    """A signal ends the service; raised in the main thread, wherever that is."""
+    """A signal ends the service; raised in the main thread, wherever that is in the start."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,17 +75,22 @@ def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
 
     :returns: the process's exit code.
     """
-    for number in signal.SIGTERM, signal.SIGINT:
+    signalled, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in _ENDING:
         signal.signal(number, _end)
     signal.signal(signal.SIGHUP, lambda _number, _frame: threading.Thread(
         target=conf.mutate_config_files, name='options', daemon=True).start())
     try:
         service.start()
+        # Python ignores what is raised in a finalizer: the pipe has each signal, also one of before.
+        for number in _ENDING:
+            signal.signal(number, lambda _number, _frame: None)
         systemd.notify('READY=1')
         pause = (systemd.watchdog_seconds() or 2 * _IDLE_SECONDS) / 2
-        while True:
-            time.sleep(pause)
+        while not _is_ended(signalled, pause):
             systemd.notify('WATCHDOG=1')
+        return 0
     except _Ended:
         return 0
     except Exception as error:
@@ -100,6 +107,14 @@ def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
 
 def _end(_number: int, _frame: object) -> None:
     raise _Ended
+
+
+def _is_ended(signalled: int, seconds: float) -> bool:
+    """Wait for a signal; return whether one ends the service."""
+    select.select([signalled], [], [], seconds)
+    with contextlib.suppress(BlockingIOError):
+        return not _ENDING.isdisjoint(os.read(signalled, 512))
+    return False
 
 
 def _take_place(conf: cfg.ConfigOpts) -> int | Exception:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from bootcache.util.backoff import Backoff
+from glance_bootcache import away
 from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.registering import TrialImages
@@ -61,9 +62,10 @@ class Registrars:
             return
         try:
             if not self._swept:
-                for image_id in self._glance.left():
-                    self._remove(image_id)
+                left = self._glance.left()
                 self._swept = True
+                for image_id in left:
+                    self._remove(image_id)
             for directory in self._directories:
                 identity = _identity(directory)
                 known = self._found.get(directory)
@@ -96,8 +98,6 @@ class Registrars:
                 placing.place(path, target)
                 why = self._glance.register(image_id, location_of(store, image_id))
                 if not why and self._glance.content(image_id, _BYTES) == content:
-                    # It removes the file, then.
-                    self._glance.delete(image_id)
                     return store, ''
                 why = why or 'Glance gives out something else'
             except OSError as error:
@@ -113,7 +113,14 @@ class Registrars:
                          os.path.join(directory, image_id)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-        self._glance.delete(image_id)
+        try:
+            self._glance.delete(image_id)
+        except Exception as error:
+            if not away.passes(error):
+                raise
+            # Glance may be at work on it yet; what the trial has shown counts.
+            self._swept = False
+            LOG.info('image %s, of a trial, is deleted later: %s', image_id, away.told(error))
 
     def _tell(self, directory: str, store: str, why: str) -> None:
         text = f'Glance\'s store {store} registers snapshots without copying them' if store else \

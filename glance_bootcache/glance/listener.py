@@ -31,16 +31,20 @@ class ImageEvents:
     :param changed: called with the id of an image that came or changed.
     :param deleted: called with the id of an image that was deleted.
     :param member_removed: called with the id of an image that one project less may see.
+    :param has_looked: tells of an image that came or changed whether it is known, or was looked at:
+        else the event would be lost with this process.
     """
 
     filter_rule = messaging.NotificationFilter(
         event_type=r'^image\.(activate|update|delete|member\.delete)$')
 
     def __init__(self, changed: Callable[[str], Any], deleted: Callable[[str], Any],
-                 member_removed: Callable[[str], Any]):
+                 member_removed: Callable[[str], Any],
+                 has_looked: Callable[[str], bool] = lambda image_id: True):
         self._events = {'image.delete': ('id', deleted),
                         'image.member.delete': ('image_id', member_removed)}
         self._others = ('id', changed)
+        self._has_looked = has_looked
         self._throttle = LogThrottle(LOG)
         self._stopping = threading.Event()
 
@@ -57,6 +61,8 @@ class ImageEvents:
             return messaging.NotificationResult.HANDLED
         try:
             follow(image_id)
+            if (entry, follow) == self._others and not self._has_looked(image_id):
+                return messaging.NotificationResult.REQUEUE
         except BootcacheError as error:
             self._throttle.warning(event_type, 'image %s: %s cannot be written, and waits on the'
                                    ' message bus: %s', image_id, event_type, error)

@@ -24,7 +24,7 @@ from bootcache.util.backoff import Backoff, CircuitBreaker, pause_seconds
 from bootcache.util.logthrottle import LogThrottle
 from bootcache.util.workqueue import WorkQueue
 from glance_bootcache import away
-from glance_bootcache.glance.images import Images
+from glance_bootcache.glance.images import Images, changed_at
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import policy
 from glance_bootcache.images.deletions import Deletions
@@ -51,6 +51,8 @@ _MOST_ASKED_FOR = 100
 _MOST_ANNOUNCED = 10_000
 _MOST_UNKNOWN = 10_000
 _UNKNOWN_SECONDS = 60
+# For which an event waits for the look at an image of which nothing is known.
+_LOOK_SECONDS = 30
 # Errors in a row after which Glance is not asked for a while.
 _GLANCE_ERRORS, _GLANCE_SECONDS = 3, 10.0
 
@@ -87,7 +89,7 @@ class Controller:
         # Images without a record that hosts ask for, and images that Glance has told of since they
         # were looked at.
         self._asked_for: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ASKED_FOR)
-        self._announced: cachetools.LRUCache[str, bool] = cachetools.LRUCache(_MOST_ANNOUNCED)
+        self._announced: set[str] = set()
         # Images that Glance does not have, and of which there is no record.
         self._unknown: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
             _MOST_UNKNOWN, _UNKNOWN_SECONDS)
@@ -119,8 +121,10 @@ class Controller:
 
         :param wait: until it has ended.
         """
-        self.queue.stop()
+        # A look may wait for Glance, and profile servers are to be deleted meanwhile.
+        self.queue.stop(wait=False)
         self._running.stop(wait)
+        self.queue.stop()
 
     # What Glance, operators and hosts say.
 
@@ -131,10 +135,23 @@ class Controller:
         """
         image_id = naming.canonical_image_id(image_id)
         with self._lock:
-            self._announced[image_id] = True
-        if not self.queue.add(image_id):
+            is_kept = image_id in self._announced or len(self._announced) < _MOST_ANNOUNCED
+            if is_kept:
+                self._announced.add(image_id)
+        if not is_kept and self._store.known(image_id) is None:
             LOG.error('image %s: its change is lost, as those of too many images wait; "bootcache'
                       ' image build %s" takes it up', image_id, image_id)
+            return
+        self.queue.add(image_id)
+
+    def has_looked(self, image_id: str) -> bool:
+        """Wait for the look at an image that was announced, if nothing is known of it.
+
+        :returns: False if it was not looked at for a while: what announced it has to come again.
+        """
+        return self._store.known(image_id) is not None \
+            or self.queue.wait(naming.canonical_image_id(image_id), _LOOK_SECONDS) \
+            or self._store.known(image_id) is not None
 
     def image_deleted(self, image_id: str) -> None:
         """Glance has notified the deletion of an image: it is given out no more.
@@ -301,8 +318,11 @@ class Controller:
 
     def _failed(self, image_id: str, error: Exception) -> None:
         if isinstance(error, (exception.BootcacheError, OSError)) or away.passes(error):
-            self._throttle.warning(type(error).__name__, 'image %s: cannot be looked at, and is'
-                                   ' looked at again: %s', image_id, away.told(error))
+            told = away.told(error)
+            # Of one image for all: while Glance is away all that are looked at fail.
+            if self._throttle.is_new(type(error).__name__, told.replace(image_id, '')):
+                LOG.warning('image %s: cannot be looked at, and is looked at again: %s', image_id,
+                            told)
         else:
             LOG.error('image %s: cannot be looked at, and is looked at again', image_id,
                       exc_info=error)
@@ -324,13 +344,14 @@ class Controller:
     def _reconcile(self, image_id: str) -> None:
         with self._lock:
             boots = self._asked_for.pop(image_id, False)
-            announced = self._announced.pop(image_id, False)
+            announced = image_id in self._announced
+            self._announced.discard(image_id)
         try:
             self._look(image_id, boots, announced)
         except BaseException:
             with self._lock:
                 self._asked_for.update({image_id: True} if boots else {})
-                self._announced.update({image_id: True} if announced else {})
+                self._announced.update({image_id} if announced else ())
             raise
 
     def _look(self, image_id: str, boots: bool, announced: bool) -> None:
@@ -365,7 +386,9 @@ class Controller:
             self._seen[image_id] = image.updated_at
         self._act(decision, image)
         if decision.waits:
-            self.queue.add(image_id, self._conf.poll_interval)
+            # Its owner may leave any number so: the longer it has not changed, the later.
+            quiet = 0.0 if image.status == 'active' else time.time() - changed_at(image)
+            self.queue.add(image_id, max(self._conf.poll_interval, min(quiet, _LONGEST_PAUSE)))
         again = self._publisher.publish(image, decision.record,
                                         self._running.state(decision.record))
         if again is not None:
@@ -433,6 +456,7 @@ class Controller:
         steps.reached('register: taken up')
         if decision.is_change and decision.step is not None:
             self._changes.begin(image.owner)
+        LOG.debug('image %s: %s', image_id, decision.step or 'nothing')
         self._log(record, after)
         if after.cause.reason in (Reason.NO_HOST, Reason.NO_HOST_REQUESTED) \
                 and self._has_hosts.is_set():

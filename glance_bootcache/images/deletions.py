@@ -68,20 +68,24 @@ class Deletions:
             waited = now - self._since.setdefault(image_id, now)
         if record.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
             return waited >= self._delay
-        is_sound = self.is_listed_without(image_id, record.wished.visibility,
-                                          min(waited, _LISTED_SECONDS))
+        most = availability.budget(len(self._store.manifests()))
         with self._lock:
             while self._believed and self._believed[0] <= now - _DAY_SECONDS:
                 self._believed.popleft()
-            if is_sound and len(self._believed) < availability.budget(
-                    len(self._store.manifests())):
-                self._believed.append(now)
-                return True
+            are_many = len(self._believed) >= most
+        # Listing a large Glance takes minutes: not where nothing would follow.
+        if not are_many and self.is_listed_without(image_id, record.wished.visibility,
+                                                   min(waited, _LISTED_SECONDS)):
+            with self._lock:
+                are_many = len(self._believed) >= most
+                if not are_many:
+                    self._believed.append(now)
+                    return True
         if self._throttle.is_new(image_id):
             LOG.warning('image %s: Glance says that it does not have it, and has notified no'
                         ' deletion; %s. It is given out no more, and kept: "bootcache image delete'
                         ' %s" removes it', image_id,
-                        'so it does of many images today' if is_sound else
+                        'so it does of many images today' if are_many else
                         'nor does it list the other known images (is [service_auth]region_name'
                         ' right?)', image_id)
         return False

@@ -450,7 +450,8 @@ def requested(record: Manifest) -> Manifest:
 def asked_for(record: Manifest) -> Manifest:
     """Return a record of an image from which a server boots, and whose base is not here."""
     return record.standing_at(Standing.WANTED, goal=Goal.SERVE) \
-        if snapshotrules.is_left(record) else record
+        if snapshotrules.is_left(record) \
+        or (waits_for_its_owner(record) and not record.made.base_path) else record
 
 
 def is_same_work(record: Manifest | None, begun: Manifest) -> bool:

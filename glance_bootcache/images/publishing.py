@@ -15,6 +15,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import properties
 from bootcache.manifest import Availability, ImageState, Manifest
 from bootcache.reasons import Reason
+from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache import away, snapshotrules
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance import tenants
@@ -27,6 +28,10 @@ LOG = logging.getLogger(__name__)
 # Of one image, as long as it does not change.
 _MOST_TRIES = 3
 _MOST_REFUSED = 10_000
+_LONGEST_PAUSE = 3600.0
+# After so many calls in a row without an answer Glance is asked to change no image for a while: it
+# may describe them as ever, and each such call takes a minute of the threads of all images' looks.
+_ERRORS, _SECONDS = 3, 60.0
 
 
 def final(manifest: Manifest, state: ImageState) -> dict[str, str]:
@@ -51,14 +56,17 @@ class StatePublisher:
 
     :param conf: configuration of the storage service.
     :param wall: seconds since the epoch.
+    :param clock: monotonic seconds.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, images: Images,
-                 wall: Callable[[], float] = time.time):
+                 wall: Callable[[], float] = time.time,
+                 clock: Callable[[], float] = time.monotonic):
         self._after: float = conf[bootcache_conf.GROUP].show_state_after
         self._pause: float = conf[bootcache_conf.GROUP].poll_interval
         self._images = images
         self._wall = wall
+        self._glance = CircuitBreaker(_ERRORS, _SECONDS, clock)
         # How often Glance has refused to change an image, as it is.
         self._refused: cachetools.LRUCache[tuple[str, str], int] = \
             cachetools.LRUCache(_MOST_REFUSED)
@@ -76,24 +84,36 @@ class StatePublisher:
             return None
         if not self._is_time(image, wanted):
             return max(self._after - self._quiet(image), 1.0) \
-                if image.status == 'active' else self._pause
+                if image.status == 'active' else self._until_glance_is_done(image)
+        if not self._glance.may_ask():
+            return self._pause
         try:
             # Glance does not tell when it is done with an image.
             changed = self._images.publish(
                 image.image_id, wanted, lambda image: self._is_time(image, wanted)
                 and not glance_images.is_at_work(image, self._quiet(image)))
         except Exception as error:
+            if away.status(error):
+                self._glance.answered()
+            else:
+                self._glance.failed()
             if away.passes(error):
                 LOG.warning('image %s: %s cannot be set: %s', image.image_id, properties.STATE,
                             away.told(error))
             elif not self._has_to_be_tried(key, error):
                 return None
             return self._pause
+        self._glance.answered()
         return None if changed is None or glance_images.published(changed) == wanted \
-            else self._pause
+            else self._until_glance_is_done(changed)
 
     def _is_time(self, image: ImageFacts, wanted: Mapping[str, str]) -> bool:
         return not wanted or (image.status == 'active' and self._quiet(image) >= self._after)
+
+    def _until_glance_is_done(self, image: ImageFacts) -> float:
+        # Its owner may leave any number of images so: the longer it has not changed, the later.
+        return self._pause if image.status == 'active' \
+            else max(self._pause, min(self._quiet(image), _LONGEST_PAUSE))
 
     def _quiet(self, image: ImageFacts) -> float:
         """Return for how many seconds an image was not changed."""

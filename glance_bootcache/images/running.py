@@ -43,13 +43,6 @@ class Running:
         :param source: where the base comes from; None for a step that reads no data of it.
         :returns: False if another step of the image is under way, or no step is begun any more.
         """
-        with self._lock:
-            if self._is_stopping or job.image_id in self._jobs:
-                return False
-            self._jobs[job.image_id] = job
-            turns = self._turns_of(job, source)
-            self._turns[job.image_id] = turns
-
         def run() -> None:
             try:
                 work()
@@ -57,8 +50,13 @@ class Running:
                 self._end(job)
                 then()
 
-        turns.submit(job.image_id, owner, run)
-        return True
+        with self._lock:
+            if self._is_stopping or job.image_id in self._jobs:
+                return False
+            turns = self._turns_of(job, source)
+            turns.submit(job.image_id, owner, run)
+            self._jobs[job.image_id], self._turns[job.image_id] = job, turns
+            return True
 
     def _turns_of(self, job: ImageJob, source: str | None) -> Turns:
         if job.step == Step.RECORD:
@@ -78,14 +76,15 @@ class Running:
         :returns: whether none is under way any more: a step that runs ends in a while.
         """
         with self._lock:
-            job, turns = self._jobs.get(image_id), self._turns.get(image_id)
-        if job is None or turns is None:
+            job = self._jobs.get(image_id)
+            if job is None:
+                return True
+            job.cancel()
+            # Under the lock: it is this job's work that is taken out, and not the next one's.
+            if self._turns[image_id].take_out(image_id) is None:
+                return False
+            del self._jobs[image_id], self._turns[image_id]
             return True
-        job.cancel()
-        if turns.take_out(image_id) is None:
-            return False
-        self._end(job)
-        return True
 
     def stop(self, wait: bool = True) -> None:
         """Give up all steps, and begin no other one.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
 from glance_bootcache import monitoring as service_monitoring
@@ -80,6 +80,11 @@ def test_what_both_sides_have_is_the_same(storage_conf):
     service, host = (metrics_of(storage_conf, side) for side in SECTIONS)
     for name in service.keys() & host.keys():
         assert service[name][:2] == host[name][:2]
+
+
+def test_what_alerts_count_is_there_before_it_happens(storage_conf):
+    text = generate_latest(host(storage_conf).registry).decode()
+    assert 'bootcache_fetch_seconds_count{outcome="failed"} 0.0' in text
 
 
 def rules():

@@ -89,6 +89,25 @@ def test_who_says_nothing_holds_up_nobody_and_not_all_are_let_in(watched):
     assert get(watched.port, '/one') == 'first'
 
 
+def test_who_says_little_now_and_then_is_let_go(watched, monkeypatch):
+    monkeypatch.setattr(listener, '_LONGEST_SECONDS', 0.2)
+    with socket.create_connection(('127.0.0.1', watched.port)) as client:
+        client.settimeout(0.01)
+        for _byte in range(6000):
+            try:
+                if not client.recv(4096):
+                    break
+            except TimeoutError:
+                with contextlib.suppress(ConnectionError):
+                    client.send(b'G')
+            except ConnectionError:
+                break
+        else:
+            pytest.fail('it was not let go')
+    monkeypatch.undo()
+    assert get(watched.port, '/one') == 'first'
+
+
 def test_what_is_no_request_ends_nothing(watched):
     with socket.create_connection(('127.0.0.1', watched.port)) as client:
         client.sendall(b'\0\xff' * 1000 + b'\r\n\r\n')
@@ -114,7 +133,8 @@ def test_ipv6_is_an_address_as_well():
         found.stop()
 
 
-@pytest.mark.parametrize('address', ['127.0.0.1', '192.0.2.10', 'no.such.name.invalid'])
+@pytest.mark.parametrize('address', ['127.0.0.1', '192.0.2.10', 'no.such.name.invalid',
+                                     'no..name'])
 def test_where_nothing_can_listen_the_options_are_named(address):
     with socket.create_server(('127.0.0.1', 0)) as taken:
         port = taken.getsockname()[1]
@@ -138,6 +158,9 @@ found = tests.HttpListener(tests.conf(), {'/': tests.says('green')})
 silent = tests.socket.create_connection(('127.0.0.1', found.port))
 for _number in range(3):
     assert tests.get(found.port, '/') == 'green'
+tests.listener._LONGEST_SECONDS = 0.01
+late = tests.socket.create_connection(('127.0.0.1', found.port))
+assert late.recv(1) == b''
 found.stop()
 print('done')
 '''

@@ -1,11 +1,14 @@
 """What both sides' metrics share: values that are read, and seconds by outcome."""
 
+from wsgiref.util import setup_testing_defaults
+
 import pytest
+from fakes_clock import Clock
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bootcache.exception import BootcacheError, Cancelled, ImageRefused
-from bootcache.http.metrics import SampledMetrics, timed, version
+from bootcache.http.metrics import SampledMetrics, app, timed, version
 
 
 def read(registry):
@@ -41,6 +44,25 @@ def test_one_that_cannot_be_read_is_left_out_and_told_once(caplog):
     assert caplog.text.count('bootcache_rooms cannot be read, and is left out: no disk') == 1
     broken[0] = False
     assert read(registry) == {('bootcache_guests',): 1, ('bootcache_rooms',): 4}
+
+
+def test_who_asks_again_at_once_takes_no_time_of_the_service():
+    registry, sampled, clock, calls = CollectorRegistry(), SampledMetrics(), Clock(), []
+    registry.register(sampled)
+    counted = sampled.once(lambda: calls.append(1) or len(calls))
+    for name in 'rooms', 'guests':
+        sampled.gauge(f'bootcache_{name}', 'Both are read as one.', lambda: {(): counted()})
+    answer = app(registry, clock)
+
+    def ask(query=''):
+        environ = {'QUERY_STRING': query}
+        setup_testing_defaults(environ)
+        return b''.join(answer(environ, lambda status, headers: None)).decode().splitlines()
+
+    for query in '', 'name[]=bootcache_rooms', '':
+        assert {'bootcache_rooms 1.0', 'bootcache_guests 1.0'} <= set(ask(query))
+    clock.now += 2
+    assert {'bootcache_rooms 2.0', 'bootcache_guests 2.0'} <= set(ask())
 
 
 @pytest.mark.parametrize(('error', 'outcome'), [

@@ -78,7 +78,7 @@ def worked(make):
 
 def test_each_key_is_worked_on(worked):
     for key in 'abc':
-        assert worked.queue.add(key)
+        worked.queue.add(key)
     worked.idle()
     assert sorted(worked.done) == ['a', 'b', 'c']
 
@@ -200,13 +200,12 @@ def test_the_threads_outlive_what_cannot_be_told_of_an_error(make):
     assert worked.done == ['one', 'two']
 
 
-def test_no_more_keys_than_memory_allows(worked, monkeypatch):
-    monkeypatch.setattr(workqueue, '_MOST_KEYS', 3)
-    assert [worked.queue.add(key, 10) for key in 'abcd'] == [True, True, True, False]
-    # Those that wait can be due earlier.
-    assert worked.queue.add('c')
+def test_keys_that_wait_keep_no_other_key_from_it(worked):
+    for number in range(30_000):
+        worked.queue.add(f'waits {number}', 3600)
+    worked.queue.add('one')
     worked.idle()
-    assert worked.done == ['c'] and worked.queue.add('d', 10)
+    assert worked.done == ['one']
 
 
 def test_ages_are_those_of_keys_that_are_due(make):
@@ -233,15 +232,15 @@ def test_stopping_waits_for_what_is_worked_on_and_begins_nothing(make):
     stopped = threading.Thread(target=worked.queue.stop)
     stopped.start()
     until(lambda: not worked.queue.ages())
-    # Those who tell of something in this moment are not told that it was lost.
-    assert worked.queue.add('three') and stopped.is_alive()
+    worked.queue.add('three')
+    assert stopped.is_alive()
     gate.set()
     stopped.join(20)
     assert not stopped.is_alive() and worked.done == ['one']
 
 
 def test_what_was_done_earlier_than_it_was_due_takes_no_memory(worked, monkeypatch):
-    monkeypatch.setattr(workqueue, '_MOST_KEYS', 5)
+    monkeypatch.setattr(workqueue, '_MOST_PASSED', 5)
     worked.queue.add('other', 7)
     for number in range(100):
         worked.queue.add('one', 10)

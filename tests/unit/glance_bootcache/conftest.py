@@ -140,12 +140,14 @@ def made_house(storage_conf, no_qemu, database):
                                    house.metrics)
             house.controller = Controller(
                 storage_conf, house.store, house.images, house.work, house.running, house.retiring,
-                house.deletions, StatePublisher(storage_conf, house.images), house.seconds)
+                house.deletions,
+                StatePublisher(storage_conf, house.images, clock=house.seconds), house.seconds)
             house.hosts = ReportedBoots(storage_conf, house.store, house.exporter,
                                         house.controller, house.running, house.tiers)
             house.events = ImageEvents(house.controller.image_changed,
                                        house.controller.image_deleted,
-                                       house.controller.member_removed)
+                                       house.controller.member_removed,
+                                       house.controller.has_looked)
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
                                          house.tiers, house.boots, house.controller,
                                          house.running, house.disk_room, house.needs,
@@ -228,6 +230,12 @@ def cli(monkeypatch, tmp_path):
     # It chooses what oslo.service uses, which is not to be had beside an earlier Glance.
     import fakes_cli
     return fakes_cli.Cli(monkeypatch, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def events_do_not_wait_long(monkeypatch):
+    """An event of an image that is not known is given again by a bus, which is not here."""
+    monkeypatch.setattr(controller_module, '_LOOK_SECONDS', 0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -101,6 +101,10 @@ def test_servers_of_one_that_waits_boot_as_ever(house):
     assert house.hosts.plan_boot(PlanBoot(image(7), 'host', 'server'))['action'] == 'wait'
     house.settle()
     assert house.hosts.plan_boot(PlanBoot(image(7), 'host', 'server'))['action'] == 'cold'
+    assert register(house, 8).cause.reason is Reason.TOO_MANY_CHANGES
+    assert house.hosts.plan_boot(PlanBoot(image(8), 'host', 'server'))['action'] == 'wait'
+    house.settle()
+    assert house.hosts.plan_boot(PlanBoot(image(8), 'host', 'server'))['action'] == 'cold'
     house.build(image(0))
     house.settle()
     assert house.store.load(image(0)).standing is Standing.DONE

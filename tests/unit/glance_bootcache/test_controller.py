@@ -5,17 +5,23 @@ for services which the tests in tests/functional and tests/e2e run for real.
 """
 
 import dataclasses
+import datetime
 import os
 import threading
+import types
 import uuid
 
 import pytest
 from fakes_manager import failed, until
+from keystoneauth1 import exceptions as ks_exceptions
+from oslo_messaging import NotificationResult
 
-from bootcache import exception
+from bootcache import exception, steps
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from bootcache.rpc.report import HostReport
+from glance_bootcache.images import controller, policy
+from glance_bootcache.images.policy import Step
 from glance_bootcache.storage import inspection
 from tools import storedimages
 
@@ -144,6 +150,43 @@ def test_deleted_while_recording(house):
     assert job.cancelled.is_set() and house.state(IMAGE) is None
     assert IMAGE not in house.exporter.serving and not house.qemu.builds
     assert not os.path.exists(house.store.directory(IMAGE))
+
+
+def test_what_was_recorded_of_an_image_that_is_deleted_meanwhile_leaves_no_file(
+        house, monkeypatch):
+    monkeypatch.setattr(steps, 'reached', lambda name: name == 'record: kept'
+                        and house.controller.evict(IMAGE))
+    house.images.put(IMAGE)
+    house.boots.servers.add(IMAGE)
+    house.changed(IMAGE)
+    house.settle()
+    base = house.store.load(IMAGE).made.base_path
+    assert base and len(house.boots.jobs) == 1
+    assert set(os.listdir(house.store.directory(IMAGE))) == {
+        'manifest.json', os.path.basename(base)}
+
+
+def test_what_an_operator_orders_at_the_end_of_a_recording_is_not_taken_for_done(house):
+    """It is written, and its look has not come yet."""
+    recording(house)
+    house.store.change(IMAGE, policy.requested)
+    house.boots.gate.set()
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 2
+    assert not house.store.load(IMAGE).wished.requested
+
+
+def test_a_step_whose_turn_comes_is_of_the_record_as_it_is(house):
+    house.conf.set_override('concurrent_builds', 1, 'bootcache')
+    house.restart()
+    recording(house)
+    house.images.put(OTHER)
+    house.changed(OTHER)
+    until(lambda: house.running.is_waiting(OTHER) and house.running.of(OTHER).step == Step.RECORD)
+    house.store.change(OTHER, policy.requested)
+    house.boots.gate.set()
+    house.settle()
+    assert [job.image_id for job in house.boots.jobs] == [IMAGE, OTHER], 'it is recorded once'
 
 
 def test_deleted_while_building(house):
@@ -414,6 +457,58 @@ def test_stopping_keeps_the_image_for_the_next_start(house):
     assert house.state(IMAGE) == 'ready'
 
 
+def test_a_look_that_waits_for_glance_keeps_no_profile_server_when_the_service_stops(
+        house, monkeypatch):
+    job, asked, answers = recording(house), threading.Event(), threading.Event()
+    monkeypatch.setattr(house.images, 'get', lambda image: asked.set() or answers.wait(20) or None)
+    house.controller.image_changed(OTHER)
+    assert asked.wait(20)
+    stopping = threading.Thread(target=house.controller.stop)
+    stopping.start()
+    until(lambda: job.cancelled.is_set() and not house.running.images(), 'the end of the step')
+    assert stopping.is_alive()
+    answers.set()
+    stopping.join(20)
+    assert not stopping.is_alive()
+
+
+def test_while_glance_is_away_one_line_tells_for_all_images(house, caplog):
+    images = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(60)]
+    monkey, house.images.get = house.images.get, _away
+    for image in images:
+        house.controller.image_changed(image)
+    for _minute in range(5):
+        house.later(60)
+    assert 1 <= caplog.text.count('is looked at again') <= 3
+    house.images.get = monkey
+
+
+def _away(image_id):
+    raise ks_exceptions.ConnectFailure(f'Unable to establish connection to http://g/{image_id}')
+
+
+def test_an_import_that_does_not_end_is_asked_for_ever_more_seldom(house, monkeypatch):
+    """Anybody can leave any number of images so."""
+    wall = types.SimpleNamespace(time=house.seconds.time)
+    monkeypatch.setattr(controller, 'time', wall)
+    house.images.put(IMAGE, status='uploading', updated_at=datetime.datetime.fromtimestamp(
+        house.seconds.time(), datetime.UTC).isoformat(), state='mine')
+    house.changed(IMAGE)
+    asked, get = [], house.images.get
+    house.images.get = lambda image: asked.append(image) or get(image)
+    for _look in range(4):
+        house.later(30)
+    assert len(asked) >= 2
+    asked.clear()
+    for _minute in range(24 * 60):
+        house.later(60)
+    assert 24 <= len(asked) <= 80
+    house.images.put(IMAGE)
+    house.later(3600)
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+
+
 def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(house):
     ready(house)
     older = house.operators.get_image(IMAGE)['cache_image']
@@ -458,3 +553,21 @@ def test_images_that_somebody_makes_up_do_not_fill_the_state_directory(house):
         house.controller.image_changed(str(uuid.uuid4()))
     house.looked()
     assert len(list(house.store.manifests())) <= 1000
+
+
+def test_an_event_of_a_new_image_stays_on_the_bus_until_it_was_looked_at(house):
+    """Else it would be lost with this process, and no sweep finds it after a start."""
+    def told():
+        return house.events.info({}, 'image.host', 'image.activate', {'id': IMAGE}, {})
+
+    house.images.put(IMAGE)
+    house.images.away = True
+    assert told() is NotificationResult.REQUEUE
+    house.images.away = False
+    house.later(60)
+    assert told() is NotificationResult.HANDLED
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+    house.controller.queue.stop()
+    assert house.events.info({}, 'image.host', 'image.activate', {'id': OTHER}, {}) \
+        is NotificationResult.REQUEUE

@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+from glanceclient import exc
 
 from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.journal import Entry, Journal
@@ -127,6 +128,20 @@ def test_a_glance_that_is_away_is_asked_again(registrars, glance, now):
     now[0] = 60
     registrars.look()
     assert registrars.store_of(glance.directory) == 'file'
+
+
+def test_a_glance_that_is_at_work_on_a_trial_has_it_deleted_later(registrars, glance):
+    """It answers 500 while it computes the hash of what was registered."""
+    def refuse(image_id):
+        glance.crashed.append(image_id)
+        raise exc.HTTPInternalServerError('cannot cancel')
+
+    delete, glance.delete, glance.store, glance.names = glance.delete, refuse, 'file', ['file']
+    registrars.look()
+    assert registrars.store_of(glance.directory) == 'file' and files(glance.directory) == []
+    glance.delete = delete
+    registrars.look()
+    assert glance.crashed == []
 
 
 def test_what_a_crash_left_of_a_trial_is_removed_first(registrars, glance):

@@ -14,8 +14,8 @@ from oslo_messaging import NotificationResult
 from bootcache.exception import DatabaseAway
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
-from bootcache.util import workqueue
 from glance_bootcache.glance import listener
+from glance_bootcache.images import controller
 from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -158,7 +158,7 @@ def test_an_image_that_can_never_be_written_holds_up_no_other(house, rows):
 
 
 def test_how_many_wait_is_bounded_and_told(house, rows, monkeypatch, caplog):
-    monkeypatch.setattr(workqueue, '_MOST_KEYS', 1)
+    monkeypatch.setattr(controller, '_MOST_ANNOUNCED', 1)
     rows.is_away = True
     for image in (IMAGE, OTHER):
         house.images.put(image)

@@ -101,6 +101,18 @@ def test_who_asks_at_once_again_gets_the_same_answer():
     assert checks.failures() == {BUS: ''} and len(calls) == 2
 
 
+def test_what_fails_slowly_is_waited_for_once():
+    calls, clock = [], Clock()
+
+    def slow():
+        calls.append(1)
+        clock.now += 2.9
+        raise TimeoutError('nobody has answered')
+
+    checks = HealthChecks({BUS: slow, DATABASE: well, EXPORTER: well}, 30.0, clock)
+    assert asked(checks)[0] == 503 and len(calls) == 1
+
+
 def test_plugins_that_are_not_installed_are_no_health(monkeypatch):
     monkeypatch.setattr(health.metadata, 'entry_points',
                         lambda group: importlib.metadata.EntryPoints())

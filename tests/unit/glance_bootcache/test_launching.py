@@ -23,11 +23,17 @@ lock = cli._only_one(sys.argv[2])
 def say(text):
     os.write(1, f'{text}\\n'.encode())
 
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), 15)
+
 class Works:
     def start(self):
         say('starts')
         if how == 'fails':
             raise OSError('it is broken')
+        if how == 'loses':
+            Finalized()
         if how == 'waits':
             threading.Event().wait()
         say('serves')
@@ -87,6 +93,13 @@ def test_a_signal_ends_it_while_it_serves_and_while_it_waits(run, how, number):
     if how == 'serves':
         process.says('serves')
     process.send(number)
+    assert process.end() == (0, 'stops\n')
+
+
+def test_a_signal_in_a_finalizer_ends_it(run):
+    """Python ignores what its handler raises there."""
+    process = run('loses')
+    process.says('serves')
     assert process.end() == (0, 'stops\n')
 
 

@@ -8,6 +8,7 @@ import types
 import pytest
 from fakes_manager import failed, until
 from glanceclient import exc
+from keystoneauth1 import exceptions as ks_exceptions
 
 from bootcache import properties
 from bootcache.manifest import Availability, ImageState, Manifest, Standing, Wished
@@ -275,6 +276,28 @@ def test_what_glance_refuses_of_one_image_holds_up_no_other(published, monkeypat
     published.settle()
     put(published)
     later(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+
+
+def test_where_glance_does_not_answer_it_is_not_asked_for_each_image(published, monkeypatch):
+    """Each call takes a minute of a thread, of which all images' looks have four."""
+    calls = []
+
+    def hang(image_id, *_arguments):
+        calls.append(image_id)
+        raise ks_exceptions.ConnectTimeout()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(published.images, 'publish', hang)
+        for number in range(20):
+            published.images.put(f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
+            published.changed(f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
+        put(published)
+        assert published.state(IMAGE) == 'ready' and len(calls) <= 3 + 4
+        later(published, 59)
+        assert len(calls) <= 3 + 4
+    for _minute in range(3):
+        later(published)
     assert seen(published) == {'bootcache_state': 'ready'}
 
 

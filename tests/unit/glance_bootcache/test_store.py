@@ -74,6 +74,16 @@ def test_an_image_comes_back(store, again, database):
     assert set(states(database).values()) == {'ready'} and len(names(store)) == 2
 
 
+def test_of_a_difference_that_is_damaged_it_is_told_once(store, caplog):
+    """Each answer to Prometheus looks at it."""
+    manifest = fill(store)
+    with open(store.path(IMAGE, 'cache-1.difference.json'), 'w') as stream:
+        stream.write('{')
+    for _look in range(3):
+        assert store.load_difference(manifest) is None
+    assert caplog.text.count('its difference is not given out') == 1
+
+
 def test_nothing_is_known_of_an_unknown_image(store):
     assert store.load(IMAGE) is None and store.manifests() == []
     assert store.load_working_set(Manifest(IMAGE)) is None

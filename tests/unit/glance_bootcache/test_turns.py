@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glance_bootcache.images import turns
+from glance_bootcache.images.policy import Step
+from glance_bootcache.images.running import Running
 from glance_bootcache.images.turns import Turns, WaitingImage, most_in_hand, next_turn
+from glance_bootcache.profileboot.job import ImageJob
 
 OWNERS = st.sampled_from(['a', 'b', 'c', 'd'])
 
@@ -187,3 +190,20 @@ def test_two_hundred_images_that_never_end_beside_one_of_another_owner(places):
         other = WaitingImage('other', 'b', 200 + number)
         assert next_turn([*images, other], running, last, places) == other
         last['b'] = 1000 + number
+
+
+@pytest.mark.parametrize('name', ['submit', 'take_out'])
+def test_a_step_waits_for_its_turn_as_soon_as_it_is_known(monkeypatch, name):
+    """Who gave up a step between the two gave up nothing, or the work of the image's next step."""
+    running, held, call = Running(1), [], getattr(Turns, name)
+    monkeypatch.setattr(Turns, name, lambda *arguments: (
+        held.append(running._lock.locked()), call(*arguments))[1])
+    end = threading.Event()
+    for image in ('busy', 'one', 'two'):
+        running.start(ImageJob(image, Step.RECORD), 'a', lambda: end.wait(20), lambda: None)
+    assert running.cancel('two') and not running.cancel('busy')
+    assert running.images() == {'busy', 'one'}
+    end.set()
+    until(lambda: not running.images())
+    running.stop()
+    assert held and all(held)

@@ -83,7 +83,7 @@ def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
         target=conf.mutate_config_files, name='options', daemon=True).start())
     try:
         service.start()
-        # Python ignores what is raised in a finalizer: the pipe has each signal, also one of before.
+        # Python ignores what is raised in a finalizer; the pipe has each signal, also of before.
         for number in _ENDING:
             signal.signal(number, lambda _number, _frame: None)
         systemd.notify('READY=1')

@@ -75,6 +75,8 @@ class ImageStore:
         self._removed: cachetools.LRUCache[str, int] = cachetools.LRUCache(_MOST_REMOVED)
         # Images whose rows this process deletes, or has deleted where the answer was lost.
         self._leaving: set[str] = set()
+        # Images of whose last change no answer came: it may be written.
+        self._unanswered: set[str] = set()
 
     def state_path(self, name: str) -> str:
         """Return the path of a file that is about no single image."""
@@ -191,6 +193,8 @@ class ImageStore:
         """
         image_id = naming.canonical_image_id(image_id)
         for tries in range(_MOST_TRIES):
+            if image_id in self._unanswered:
+                self._read_again(image_id)
             held = self._held.get(image_id)
             if held is None:
                 return None
@@ -270,8 +274,12 @@ class ImageStore:
                     WorkingSetRow.image_id == image_id, WorkingSetRow.sha256 != new))
             return True
 
-        if not self._database.write(replace):
-            return False
+        try:
+            if not self._database.write(replace):
+                return False
+        except DatabaseAway:
+            self._unanswered.add(image_id)
+            raise
         self._remember(image_id, _Held(version, stamped))
         if before - after:
             steps.reached('replace: written')
@@ -291,6 +299,7 @@ class ImageStore:
         time.sleep(random.uniform(0, tries * _PAUSE_SECONDS))
         row = self._database.read(lambda connection: connection.execute(
             sa.select(ImageRow.__table__).where(ImageRow.image_id == image_id)).first())
+        self._unanswered.discard(image_id)
         if row is not None:
             self._remember(image_id, _from_row(row))
             return

@@ -416,6 +416,8 @@ class Images(stateful.RuleBasedStateMachine):
     def in_midst_of_a_step(self, image, content, left, what):
         """Of any image's; the image is looked at, as other threads do."""
         def happens():
+            self.looks.clear()
+            self.steps.clear()
             match what:
                 case 'register':
                     self.register(image, content, 'told', 'shared')

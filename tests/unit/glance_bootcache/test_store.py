@@ -74,16 +74,6 @@ def test_an_image_comes_back(store, again, database):
     assert set(states(database).values()) == {'ready'} and len(names(store)) == 2
 
 
-def test_of_a_difference_that_is_damaged_it_is_told_once(store, caplog):
-    """Each answer to Prometheus looks at it."""
-    manifest = fill(store)
-    with open(store.path(IMAGE, 'cache-1.difference.json'), 'w') as stream:
-        stream.write('{')
-    for _look in range(3):
-        assert store.load_difference(manifest) is None
-    assert caplog.text.count('its difference is not given out') == 1
-
-
 def test_nothing_is_known_of_an_unknown_image(store):
     assert store.load(IMAGE) is None and store.manifests() == []
     assert store.load_working_set(Manifest(IMAGE)) is None
@@ -269,6 +259,15 @@ def test_a_change_whose_answer_was_lost_is_one(store, database, lost, again):
     assert changed.made.cache_image is None and changed == again().load(IMAGE)
     store.remove_retired()
     assert names(store) == [os.path.basename(manifest.made.base_path)] == list(states(database))
+
+
+def test_one_that_changes_nothing_sees_a_change_whose_answer_was_lost(store, lost):
+    fill(store)
+    lost()
+    with pytest.raises(DatabaseAway):
+        store.change(IMAGE, lambda known: known.wishing(pinned=True))
+    assert store.change(IMAGE, lambda known: known).wished.pinned
+    assert store.load(IMAGE).wished.pinned
 
 
 # Working sets.

@@ -108,7 +108,8 @@ class ServiceUpkeep:
 
     def _keep_house(self) -> None:
         manifests = functools.cache(self._store.manifests)
-        self._do(('what an earlier process left cannot be ended yet', self.recover),
+        self._do(('images\' rows cannot be read again', self.refresh),
+                 ('what an earlier process left cannot be ended yet', self.recover),
                  ('hosts that are gone cannot be forgotten', self._needs.forget_silent),
                  ('servers of profile boots cannot be deleted', self.delete_left),
                  ('images that are gone cannot be forgotten',
@@ -132,6 +133,14 @@ class ServiceUpkeep:
             except Exception as error:
                 self._throttle.warning(what, '%s: %s; it is tried again in %d s', what,
                                        away.lasting(away.told(error)), self._conf.poll_interval)
+
+    def refresh(self) -> None:
+        """Look at images whose rows are others than in memory.
+
+        :raises DatabaseAway: if the database does not answer, or does not have a row any more.
+        """
+        for image_id in self._store.refresh():
+            self._controller.queue.add(image_id)
 
     def sweep(self) -> None:
         """Compare Glance's images with those that are known, once in an hour.

@@ -75,8 +75,6 @@ class ImageStore:
         self._removed: cachetools.LRUCache[str, int] = cachetools.LRUCache(_MOST_REMOVED)
         # Images whose rows this process deletes, or has deleted where the answer was lost.
         self._leaving: set[str] = set()
-        # Images of whose last change no answer came: it may be written.
-        self._unanswered: set[str] = set()
 
     def state_path(self, name: str) -> str:
         """Return the path of a file that is about no single image."""
@@ -193,8 +191,6 @@ class ImageStore:
         """
         image_id = naming.canonical_image_id(image_id)
         for tries in range(_MOST_TRIES):
-            if image_id in self._unanswered:
-                self._read_again(image_id)
             held = self._held.get(image_id)
             if held is None:
                 return None
@@ -274,12 +270,8 @@ class ImageStore:
                     WorkingSetRow.image_id == image_id, WorkingSetRow.sha256 != new))
             return True
 
-        try:
-            if not self._database.write(replace):
-                return False
-        except DatabaseAway:
-            self._unanswered.add(image_id)
-            raise
+        if not self._database.write(replace):
+            return False
         self._remember(image_id, _Held(version, stamped))
         if before - after:
             steps.reached('replace: written')
@@ -294,12 +286,28 @@ class ImageStore:
             if known < row.version:
                 self._held = {**self._held, image_id: row}
 
+    def refresh(self) -> list[str]:
+        """Read rows again that are not as in memory: another process may have written them, or the
+        answer to a commit was lost.
+
+        :returns: their images.
+        :raises DatabaseAway: if the database does not answer, or does not have a row any more.
+        """
+        held = self._held
+        versions: dict[str, int] = {row.image_id: row.version for row in self._database.read(
+            lambda connection: connection.execute(
+                sa.select(ImageRow.image_id, ImageRow.version)).all())}
+        others = [image_id for image_id in {**held, **versions}
+                  if image_id not in held or held[image_id].version != versions.get(image_id)]
+        for image_id in others:
+            self._read_again(image_id)
+        return others
+
     def _read_again(self, image_id: str, tries: int = 0) -> None:
         # Who wrote last, and need not read, would be the faster one again.
         time.sleep(random.uniform(0, tries * _PAUSE_SECONDS))
         row = self._database.read(lambda connection: connection.execute(
             sa.select(ImageRow.__table__).where(ImageRow.image_id == image_id)).first())
-        self._unanswered.discard(image_id)
         if row is not None:
             self._remember(image_id, _from_row(row))
             return

@@ -478,7 +478,7 @@ class Images(stateful.RuleBasedStateMachine):
                                   and record.made.cache_image is None):
                 continue
             assert record.standing is not Standing.SKIPPED, 'what was dropped does not come back'
-            if record.made.working_set is not None:
+            if record.made.working_set is not None and not self.is_database_away:
                 found = self.house.store.load_working_set(record)
                 assert found is None or found.image_hash == record.made.base_hash
 

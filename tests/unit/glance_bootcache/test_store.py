@@ -261,13 +261,23 @@ def test_a_change_whose_answer_was_lost_is_one(store, database, lost, again):
     assert names(store) == [os.path.basename(manifest.made.base_path)] == list(states(database))
 
 
-def test_one_that_changes_nothing_sees_a_change_whose_answer_was_lost(store, lost):
+def test_a_row_that_is_not_as_in_memory_is_read_again(store, again, lost):
     fill(store)
+    assert store.refresh() == []
     lost()
     with pytest.raises(DatabaseAway):
         store.change(IMAGE, lambda known: known.wishing(pinned=True))
-    assert store.change(IMAGE, lambda known: known).wished.pinned
-    assert store.load(IMAGE).wished.pinned
+    other = again()
+    other.add(Manifest(OTHER))
+    assert store.refresh() == [IMAGE, OTHER]
+    assert store.load(IMAGE).wished.pinned and store.load(OTHER) == other.load(OTHER)
+    lost()
+    with pytest.raises(DatabaseAway):
+        store.remove(OTHER)
+    assert store.refresh() == [OTHER] and store.load(OTHER) is None
+    other.remove(IMAGE)
+    with pytest.raises(DatabaseAway, match='another one, or an older state'):
+        store.refresh()
 
 
 # Working sets.

@@ -10,7 +10,8 @@ from bootcache.rpc.client import all_entries
 from bootcache.rpc.messages import EvictImage, ImageHosts, ListHosts
 from glance_bootcache.cli.arguments import instead
 from glance_bootcache.cli.client import ServiceClient
-from glance_bootcache.cli.listing import ProgressLine, WaitingLister, names
+from glance_bootcache.cli.listing import WaitingLister, names
+from glance_bootcache.progressline import ProgressLine
 
 _COLUMNS = ('image_id', 'host', 'outcome')
 

@@ -17,7 +17,8 @@ from bootcache.rpc.messages import (
 )
 from glance_bootcache.cli.arguments import image_id, seconds
 from glance_bootcache.cli.client import ServiceClient, utc
-from glance_bootcache.cli.listing import Listing, ProgressLine, Showing
+from glance_bootcache.cli.listing import Listing, Showing
+from glance_bootcache.progressline import ProgressLine
 
 
 def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:

@@ -14,7 +14,7 @@ from bootcache.rpc.client import StorageClient
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.cli import client
 from glance_bootcache.cli.client import ServiceClient
-from glance_bootcache.cli.listing import ProgressLine
+from glance_bootcache.progressline import ProgressLine
 
 
 class BootcacheApp(app.App):  # type: ignore[misc]

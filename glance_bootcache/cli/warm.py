@@ -7,7 +7,8 @@ from bootcache.quoting import one_line
 from bootcache.rpc.messages import GetWarming, WarmImage, WarmOutcome
 from glance_bootcache.cli.arguments import instead
 from glance_bootcache.cli.client import Refused, ServiceClient
-from glance_bootcache.cli.listing import ProgressLine, WaitingLister, names
+from glance_bootcache.cli.listing import WaitingLister, names
+from glance_bootcache.progressline import ProgressLine
 
 _COLUMNS = ('image_id', 'aggregate', 'host', 'outcome', 'attempts', 'reason')
 _WARM = (WarmOutcome.CACHED, WarmOutcome.EXISTING)

@@ -1,6 +1,7 @@
 """``bootcache evict``: compute hosts that let go of a cache image."""
 
 import argparse
+import collections
 import dataclasses
 import time
 from typing import Any
@@ -33,41 +34,18 @@ _SAME_REPORT_SECONDS = 0.8
 
 
 @dataclasses.dataclass
-class _Host:
-    """What is known of one host that held an image.
-
-    :ivar reported_at: when it reported last, in monotonic seconds; None if that is not known.
-    :ivar reports: how many times it has since it was told.
-    """
-
-    outcome: str = LEAVING
-    reported_at: float | None = None
-    reports: int = 0
-
-    def reported(self, when: float) -> None:
-        """Count a report if it is another one."""
-        if self.reported_at is not None and when - self.reported_at > _SAME_REPORT_SECONDS:
-            self.reports += 1
-        if self.reported_at is None or when > self.reported_at:
-            self.reported_at = when
-
-    def end(self) -> None:
-        """Time is out: say what keeps it."""
-        if self.outcome == LEAVING:
-            # With its first report it hears of it, with the second one it tells what came of it.
-            self.outcome = (SILENT, LEAVING, IN_USE)[min(self.reports, 2)]
-
-
 class _Watch:
     """What is known of the hosts that held images.
 
-    :ivar hosts: by image and host.
+    :ivar outcomes: by image and host.
+    :ivar reports: when hosts that are about to let go have reported, in monotonic seconds.
     """
 
-    def __init__(self, client: ServiceClient, progress: ProgressLine):
-        self._client = client
-        self._progress = progress
-        self.hosts: dict[tuple[str, str], _Host] = {}
+    client: ServiceClient
+    progress: ProgressLine
+    outcomes: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    reports: dict[tuple[str, str], list[float]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(list))
 
     def step(self) -> bool:
         """Look once more, and show where things are.
@@ -75,59 +53,58 @@ class _Watch:
         :returns: True if no host is left that is about to let go.
         """
         known: set[str] | None = None
-        for image in dict.fromkeys(image for image, _host in self._pending()):
-            answer = self._client.send(ImageHosts(image))
-            holders = {entry['host']: entry for entry in answer['hosts']} if answer else {}
-            for name in [host for one, host in self._pending() if one == image]:
-                if name in holders:
-                    self._look(image, name, holders[name])
-                    continue
+        holders: dict[str, dict[str, Any]] = {}
+        for image, name in self._pending():
+            if image not in holders:
+                answer = self.client.send(ImageHosts(image))
+                holders[image] = {one['host']: one for one in answer['hosts']} if answer else {}
+            entry = holders[image].get(name)
+            if entry is None and known is None:
                 # A storage service that was restarted knows a host when it has reported again.
-                if known is None:
-                    known = {entry['host'] for entry in all_entries(self._client.send, ListHosts())}
-                if name in known:
-                    self._outcome(image, name, GONE)
-        self.show()
-        return not self._pending()
+                known = {one['host'] for one in all_entries(self.client.send, ListHosts())}
+            if entry is None and known and name in known:
+                self._end(image, name, GONE)
+            elif entry is not None and not entry['leaving']:
+                self._end(image, name, KEPT)
+            elif entry is not None:
+                self._note_report(image, name, time.monotonic() - entry['seen'])
+        pending = self._pending()
+        held = [outcome for outcome in self.outcomes.values() if outcome != NOT_HELD]
+        used = sum(self._still(key) == IN_USE for key in pending)
+        self.progress.bar('letting go', held.count(GONE), len(held), 'hosts',
+                          f'{used} in use' if used else '')
+        return not pending
 
     def _pending(self) -> list[tuple[str, str]]:
-        return [key for key, host in self.hosts.items() if host.outcome == LEAVING]
+        return [key for key, outcome in self.outcomes.items() if outcome == LEAVING]
 
-    def _look(self, image: str, name: str, entry: dict[str, Any]) -> None:
-        if entry['leaving']:
-            self.hosts[image, name].reported(time.monotonic() - entry['seen'])
-        else:
-            self._outcome(image, name, KEPT)
+    def _note_report(self, image: str, name: str, when: float) -> None:
+        reports = self.reports[image, name]
+        if not reports or when - reports[-1] > _SAME_REPORT_SECONDS:
+            reports.append(when)
 
-    def _outcome(self, image: str, name: str, outcome: str) -> None:
-        self.hosts[image, name].outcome = outcome
-        self._progress.line(f'image {image}, host {one_line(name)}: {outcome}', terminal=False)
+    def _still(self, key: tuple[str, str]) -> str:
+        """Return why a host has the image still, which is about to let go."""
+        # After the one of before, it hears of it with a report, and with the next one tells what
+        # came of it.
+        return (SILENT, SILENT, LEAVING, IN_USE)[min(len(self.reports[key]), 3)]
 
-    def show(self) -> None:
-        """Show how many hosts are rid of it."""
-        held = [host for host in self.hosts.values() if host.outcome != NOT_HELD]
-        gone = sum(host.outcome == GONE for host in held)
-        used = sum(host.outcome == LEAVING and host.reports > 1 for host in held)
-        self._progress.bar('letting go', gone, len(held), 'hosts',
-                           f'{used} in use' if used else '')
+    def _end(self, image: str, name: str, outcome: str) -> None:
+        self.outcomes[image, name] = outcome
+        self.progress.line(f'image {image}, host {one_line(name)}: {outcome}', terminal=False)
 
-    def end(self) -> None:
-        """Time is out: say what keeps the hosts that are left."""
-        for host in self.hosts.values():
-            host.end()
-
-    def rows(self) -> list[tuple[Any, ...]]:
-        """Return the table."""
-        return [(image, one_line(name), host.outcome)
-                for (image, name), host in self.hosts.items()]
+    def time_is_out(self) -> None:
+        """Say what keeps the hosts that are left."""
+        for key in self._pending():
+            self.outcomes[key] = self._still(key)
 
     def complaints(self, timeout: float) -> list[str]:
         """Return which hosts have it still, and why."""
         found = []
-        for image in dict.fromkeys(image for image, _host in self.hosts):
+        for image in dict.fromkeys(image for image, _host in self.outcomes):
             for outcome, why in _WHY.items():
-                those = [one_line(name) for (one, name), host in self.hosts.items()
-                         if one == image and host.outcome == outcome]
+                those = [one_line(name) for (one, name), known in self.outcomes.items()
+                         if one == image and known == outcome]
                 if those:
                     after = '' if outcome == KEPT else f' after {timeout:g} s'
                     found.append(f'image {image} is on hosts{after}: {names(those)}: {why}')
@@ -166,13 +143,14 @@ class Evict(WaitingLister):
                                     lambda image: client.send(EvictImage(image, wanted)))
             for image, holders in answers.items():
                 for name in wanted or holders:
-                    watch.hosts[image, name] = _Host(LEAVING if name in holders else NOT_HELD)
+                    watch.outcomes[image, name] = LEAVING if name in holders else NOT_HELD
                 if not holders:
                     progress.line(f'image {image}: no host that has reported holds it')
             if not parsed_args.no_wait and any(answers.values()):
                 if not self.wait(progress, watch.step, parsed_args.timeout):
-                    watch.end()
+                    watch.time_is_out()
                 self.complaints += watch.complaints(parsed_args.timeout)
         finally:
             progress.end()
-        return _COLUMNS, watch.rows()
+        return _COLUMNS, [(image, one_line(name), outcome)
+                          for (image, name), outcome in watch.outcomes.items()]

@@ -55,9 +55,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f'glance-bootcache cannot be started: {optionfault.told(error, conf)}',
               file=sys.stderr)
         return 1
-    lock = _take_place(conf)
-    if isinstance(lock, Exception):
-        tell_fault(conf, lock)
+    try:
+        _check_tools()
+        # Until the process ends.
+        _only_one(conf[bootcache_conf.GROUP].state_dir)
+        startchecks.check_place(conf)
+    except (ValueError, OSError, exception.BootcacheError) as error:
+        tell_fault(conf, error)
         return 1
     code = _serve(conf, StorageService(conf, lambda: _check(conf)))
     # Work that was given up, as a hash of a large file, and libraries' threads are not waited for.
@@ -100,20 +104,6 @@ def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
 
 def _end(_number: int, _frame: object) -> None:
     raise _Ended
-
-
-def _take_place(conf: cfg.ConfigOpts) -> int | Exception:
-    """Check what the exporter needs of this machine, and lock the state directory.
-
-    :returns: the lock, or why that cannot be.
-    """
-    try:
-        _check_tools()
-        lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
-        startchecks.check_place(conf)
-    except (ValueError, OSError, exception.BootcacheError) as error:
-        return error
-    return lock
 
 
 def _check(conf: cfg.ConfigOpts) -> None:

@@ -123,14 +123,12 @@ def parse(document: Any) -> Checkpoint:
 
     :raises KeyError, TypeError, AttributeError, ValueError: if it is none of a checkpoint.
     """
-    servers = []
-    for entry in document['servers']:
-        networks = tuple(Network(one['network_id'], one['port_id'], tuple(one['addresses']))
-                         for one in entry['networks'])
-        lists = {name: tuple(entry[name]) for name in ('security_groups', 'tags', 'volumes',
-                                                       'notes')}
-        servers.append(SavedServer(**{**entry, **lists, 'networks': networks,
-                                      'status': Status(entry['status'])}))
+    servers = [SavedServer(**{
+        **entry, 'status': Status(entry['status']), 'networks': tuple(
+            Network(one['network_id'], one['port_id'], tuple(one['addresses']))
+            for one in entry['networks']),
+        **{name: tuple(entry[name]) for name in ('security_groups', 'tags', 'volumes', 'notes')}})
+        for entry in document['servers']]
     return Checkpoint(str(document['checkpoint_id']), str(document['created_at']),
                       bool(document['pause']), servers)
 

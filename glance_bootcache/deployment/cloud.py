@@ -4,6 +4,7 @@ Nova's microversion is 2.79, which Nova 31 to 34 all have: 2.45 tells a snapshot
 2.47 shows flavors by their size, 2.74 starts a server on a host that is named.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import http
@@ -35,6 +36,7 @@ _ERRORS = (ks_exceptions.ClientException, nova_exceptions.ClientException,
 _GONE = (nova_exceptions.NotFound, glance_exceptions.HTTPNotFound)
 # Of a checkpoint in Glance, looked at for the images of servers.
 _MOST_IMAGES = 10_000
+_ANSWER_SECONDS = 60
 
 
 class CloudRefused(BootcacheError):
@@ -245,20 +247,16 @@ class Cloud:
             self._nova.servers.delete(server)
 
 
-_ANSWER_SECONDS = 60
-
-
-def open_session(read_conf: Callable[[], cfg.ConfigOpts], connections: int,
-                 environment: Mapping[str, str] = os.environ) -> tuple[Any, str | None]:
+def open_session(read_conf: Callable[[], cfg.ConfigOpts],
+                 connections: int) -> tuple[Any, str | None]:
     """Return a Keystone session and the region that is asked.
 
     :param read_conf: reads the storage service's configuration, if it is needed.
     :param connections: requests that may be under way at once.
     :raises ConfigurationError: if something is missing or wrong.
     """
-    if environment.get('OS_AUTH_URL'):
-        session: Any = _of_the_shell(environment)
-        region = environment.get('OS_REGION_NAME') or None
+    if os.environ.get('OS_AUTH_URL'):
+        session, region = _of_the_shell(), os.environ.get('OS_REGION_NAME') or None
     else:
         conf = read_conf()
         session, region = images.session(conf), conf[AUTH_GROUP].region_name
@@ -268,21 +266,19 @@ def open_session(read_conf: Callable[[], cfg.ConfigOpts], connections: int,
     return session, region
 
 
-def _of_the_shell(environment: Mapping[str, str]) -> Any:
-    def given(option: Any) -> str | None:
-        names = (f'OS_{one.name.replace("-", "_").upper()}' for one in (option, *option.deprecated))
-        return next(filter(None, map(environment.get, names)), None)
-
-    kind = environment.get('OS_AUTH_TYPE') or 'password'
+def _of_the_shell() -> Any:
+    """Return a session as the OS_* variables say: keystoneauth's options have them as defaults."""
+    arguments = ['--os-auth-type', os.environ.get('OS_AUTH_TYPE') or 'password']
+    parser = argparse.ArgumentParser()
     try:
-        auth = ks_loading.get_plugin_loader(kind).load_from_options_getter(given)
-    except ks_exceptions.ClientException as error:
+        ks_loading.register_session_argparse_arguments(parser)
+        ks_loading.register_auth_argparse_arguments(parser, arguments)
+        options = parser.parse_args(arguments)
+        return ks_loading.load_session_from_argparse_arguments(
+            options, auth=ks_loading.load_auth_from_argparse_arguments(options),
+            timeout=_ANSWER_SECONDS,
+            insecure=os.environ.get('OS_INSECURE', '').lower() in ('1', 'true', 'yes'))
+    except (ks_exceptions.ClientException, ValueError) as error:
         raise ConfigurationError(
             f'the OS_* variables of the shell cannot be used: {error}; source your openrc, or unset'
             f' OS_AUTH_URL to use [{AUTH_GROUP}] of the configuration') from error
-    insecure = environment.get('OS_INSECURE', '').lower() in ('1', 'true', 'yes')
-    certificate = (environment.get('OS_CERT'), environment.get('OS_KEY'))
-    return ks_session.Session(
-        auth, timeout=_ANSWER_SECONDS,
-        verify=False if insecure else environment.get('OS_CACERT') or True,
-        cert=certificate if all(certificate) else None)

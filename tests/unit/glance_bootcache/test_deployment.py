@@ -187,17 +187,22 @@ def test_hosts_are_taken_in_turns_and_not_its_own():
         resuming.hosts_for(0, saved(), ('compute1',), True)
 
 
-def test_the_shells_variables_go_before_the_configuration():
+def test_the_shells_variables_go_before_the_configuration(monkeypatch):
     def read():
         raise AssertionError('it is not needed')
-    session, region = cloud.open_session(read, 4, {
-        'OS_AUTH_URL': 'http://192.0.2.1:5000/v3', 'OS_USERNAME': 'u', 'OS_PASSWORD': 'secret',
-        'OS_PROJECT_NAME': 'p', 'OS_USER_DOMAIN_NAME': 'd', 'OS_PROJECT_DOMAIN_ID': 'default',
-        'OS_REGION_NAME': 'r', 'OS_CACERT': '/ca.pem'})
+    for name, value in {
+            'AUTH_URL': 'http://192.0.2.1:5000/v3', 'USERNAME': 'u', 'PASSWORD': 'secret',
+            'PROJECT_NAME': 'p', 'USER_DOMAIN_NAME': 'd', 'PROJECT_DOMAIN_ID': 'default',
+            'REGION_NAME': 'r', 'CACERT': '/ca.pem', 'AUTH_TYPE': '', 'INSECURE': ''}.items():
+        monkeypatch.setenv(f'OS_{name}', value)
+    session, region = cloud.open_session(read, 4)
     assert session.auth.auth_url == 'http://192.0.2.1:5000/v3' and region == 'r'
-    assert session.verify == '/ca.pem' and session.timeout
+    assert session.verify == '/ca.pem' and session.timeout == 60
+    monkeypatch.setenv('OS_INSECURE', 'true')
+    assert cloud.open_session(read, 4)[0].verify is False
+    monkeypatch.setenv('OS_AUTH_TYPE', 'no-such')
     with pytest.raises(exception.ConfigurationError, match='unset OS_AUTH_URL'):
-        cloud.open_session(read, 4, {'OS_AUTH_URL': 'x', 'OS_AUTH_TYPE': 'no-such'})
+        cloud.open_session(read, 4)
 
 
 def test_an_image_is_the_checkpoints_if_who_asks_has_made_it():

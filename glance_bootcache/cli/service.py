@@ -4,11 +4,11 @@ import faulthandler
 import fcntl
 import logging as stdlib_logging
 import os
+import select
 import shutil
 import signal
 import sys
 import threading
-import time
 
 import oslo_messaging as messaging
 from oslo_config import cfg
@@ -81,12 +81,16 @@ def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
         signal.signal(number, _end)
     signal.signal(signal.SIGHUP, lambda _number, _frame: threading.Thread(
         target=conf.mutate_config_files, name='options', daemon=True).start())
+    # A signal that comes just before a wait ends it as well; time.sleep would begin all the same.
+    wakeup, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         service.start()
         systemd.notify('READY=1')
         pause = (systemd.watchdog_seconds() or 2 * _IDLE_SECONDS) / 2
         while True:
-            time.sleep(pause)
+            if select.select([wakeup], [], [], pause)[0]:
+                os.read(wakeup, select.PIPE_BUF)
             systemd.notify('WATCHDOG=1')
     except _Ended:
         return 0

@@ -1,7 +1,6 @@
 """``bootcache evict``: compute hosts that let go of a cache image."""
 
 import argparse
-import collections
 import dataclasses
 import time
 from typing import Any
@@ -37,37 +36,54 @@ _SAME_REPORT_SECONDS = 0.8
 class _Watch:
     """What is known of the hosts that held images.
 
+    :ivar wanted: hosts that are to let go; None for all.
     :ivar outcomes: by image and host.
     :ivar reports: when hosts that are about to let go have reported, in monotonic seconds.
     """
 
     client: ServiceClient
     progress: ProgressLine
+    wanted: list[str] | None
     outcomes: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
-    reports: dict[tuple[str, str], list[float]] = dataclasses.field(
-        default_factory=lambda: collections.defaultdict(list))
+    reports: dict[tuple[str, str], list[float]] = dataclasses.field(default_factory=dict)
+
+    def take(self, image: str, holders: list[str]) -> None:
+        """Note the hosts that are told to let go of an image."""
+        for name in self.wanted or holders:
+            self.outcomes[image, name] = LEAVING if name in holders else NOT_HELD
+        if not holders:
+            self.progress.line(f'image {image}: no host that has reported holds it')
 
     def step(self) -> bool:
         """Look once more, and show where things are.
 
         :returns: True if no host is left that is about to let go.
         """
+        if not (pending := self._pending()):
+            return True
         known: set[str] | None = None
         holders: dict[str, dict[str, Any]] = {}
-        for image, name in self._pending():
+        for image, name in pending:
             if image not in holders:
                 answer = self.client.send(ImageHosts(image))
                 holders[image] = {one['host']: one for one in answer['hosts']} if answer else {}
-            entry = holders[image].get(name)
-            if entry is None and known is None:
+            entry, outcome = holders[image].get(name), LEAVING
+            if entry is None:
+                if known is None:
+                    known = {one['host'] for one in all_entries(self.client.send, ListHosts())}
                 # A storage service that was restarted knows a host when it has reported again.
-                known = {one['host'] for one in all_entries(self.client.send, ListHosts())}
-            if entry is None and known and name in known:
-                self._end(image, name, GONE)
-            elif entry is not None and not entry['leaving']:
-                self._end(image, name, KEPT)
-            elif entry is not None:
-                self._note_report(image, name, time.monotonic() - entry['seen'])
+                outcome = GONE if name in known else LEAVING
+            elif entry['leaving']:
+                reports = self.reports.setdefault((image, name), [])
+                reported = time.monotonic() - entry['seen']
+                if not reports or reported - reports[-1] > _SAME_REPORT_SECONDS:
+                    reports.append(reported)
+            else:
+                outcome = KEPT
+            if outcome != LEAVING:
+                self.outcomes[image, name] = outcome
+                self.progress.line(f'image {image}, host {one_line(name)}: {outcome}',
+                                   terminal=False)
         pending = self._pending()
         held = [outcome for outcome in self.outcomes.values() if outcome != NOT_HELD]
         used = sum(self._still(key) == IN_USE for key in pending)
@@ -78,35 +94,25 @@ class _Watch:
     def _pending(self) -> list[tuple[str, str]]:
         return [key for key, outcome in self.outcomes.items() if outcome == LEAVING]
 
-    def _note_report(self, image: str, name: str, when: float) -> None:
-        reports = self.reports[image, name]
-        if not reports or when - reports[-1] > _SAME_REPORT_SECONDS:
-            reports.append(when)
-
     def _still(self, key: tuple[str, str]) -> str:
         """Return why a host has the image still, which is about to let go."""
-        # After the one of before, it hears of it with a report, and with the next one tells what
-        # came of it.
-        return (SILENT, SILENT, LEAVING, IN_USE)[min(len(self.reports[key]), 3)]
+        # The first report is of before; with the second the host hears of it, with the third tells.
+        return (SILENT, SILENT, LEAVING, IN_USE)[min(len(self.reports.get(key, ())), 3)]
 
-    def _end(self, image: str, name: str, outcome: str) -> None:
-        self.outcomes[image, name] = outcome
-        self.progress.line(f'image {image}, host {one_line(name)}: {outcome}', terminal=False)
+    def complaints(self, waited: float | None) -> list[str]:
+        """Return which hosts have it still, and why.
 
-    def time_is_out(self) -> None:
-        """Say what keeps the hosts that are left."""
+        :param waited: seconds until time ran out; None if it did not.
+        """
         for key in self._pending():
             self.outcomes[key] = self._still(key)
-
-    def complaints(self, timeout: float) -> list[str]:
-        """Return which hosts have it still, and why."""
         found = []
         for image in dict.fromkeys(image for image, _host in self.outcomes):
             for outcome, why in _WHY.items():
                 those = [one_line(name) for (one, name), known in self.outcomes.items()
                          if one == image and known == outcome]
                 if those:
-                    after = '' if outcome == KEPT else f' after {timeout:g} s'
+                    after = '' if outcome == KEPT else f' after {waited:g} s'
                     found.append(f'image {image} is on hosts{after}: {names(those)}: {why}')
         return found
 
@@ -134,23 +140,8 @@ class Evict(WaitingLister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Tell the service, and watch what comes of it."""
-        client = self.app.storage_client()
         wanted = parsed_args.hosts and list(dict.fromkeys(parsed_args.hosts))
-        progress = self.app.progress()
-        watch = _Watch(client, progress)
-        try:
-            answers = self.ask_each(parsed_args.images,
-                                    lambda image: client.send(EvictImage(image, wanted)))
-            for image, holders in answers.items():
-                for name in wanted or holders:
-                    watch.outcomes[image, name] = LEAVING if name in holders else NOT_HELD
-                if not holders:
-                    progress.line(f'image {image}: no host that has reported holds it')
-            if not parsed_args.no_wait and any(answers.values()):
-                if not self.wait(progress, watch.step, parsed_args.timeout):
-                    watch.time_is_out()
-                self.complaints += watch.complaints(parsed_args.timeout)
-        finally:
-            progress.end()
+        watch = _Watch(self.app.storage_client(), self.app.progress(), wanted)
+        self.ask_and_wait(parsed_args, watch, lambda image: EvictImage(image, wanted))
         return _COLUMNS, [(image, one_line(name), outcome)
                           for (image, name), outcome in watch.outcomes.items()]

@@ -9,9 +9,9 @@ from typing import Any
 from cliff import lister, show
 
 from bootcache import exception
+from bootcache.rpc.messages import Message
 from glance_bootcache.cli.arguments import image_id, seconds
 from glance_bootcache.cli.client import Away, Refused
-from glance_bootcache.progressline import ProgressLine
 
 _TABLE = 'table'
 
@@ -109,39 +109,39 @@ class WaitingLister(Listing):
                             help=f'how long to wait (default: {self.default_timeout})')
         return parser
 
-    def ask_each(self, images: Sequence[str], ask: Callable[[str], Any]) -> dict[str, Any]:
-        """Ask for each image; one that is refused is complained of, and stops no other.
+    def ask_and_wait(self, parsed_args: argparse.Namespace, watch: Any,
+                     message: Callable[[str], Message[Any]]) -> None:
+        """Ask for each image, and wait for what comes of it, unless that is not wanted.
 
-        :returns: the answers, by image.
+        An image that is refused is complained of, and stops no other. A storage service that is
+        away may come back.
+
+        :param watch: takes the answers, looks once more until all is done, and says what did not
+            come.
         """
-        answers = {}
-        for image in dict.fromkeys(images):
-            try:
-                answers[image] = ask(image)
-            except Refused as error:
-                self.complaints.append(str(error))
-        return answers
-
-    def wait(self, progress: ProgressLine, step: Callable[[], bool], timeout: float) -> bool:
-        """Repeat a step until it is the last one; a storage service that is away may come back.
-
-        :param step: returns True if there is nothing more to wait for.
-        :param timeout: seconds.
-        :returns: False if time ran out.
-        """
-        deadline = time.monotonic() + timeout
-        away = ''
-        while True:
-            try:
-                if step():
-                    return True
-                away = ''
-            except Away as error:
-                if not away:
-                    progress.line(f'{error}; it is asked again until time is out')
-                away = str(error)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self.complaints += [away] if away else []
-                return False
-            time.sleep(min(_PERIOD_SECONDS, left))
+        is_done = False
+        try:
+            for image in dict.fromkeys(parsed_args.images):
+                try:
+                    watch.take(image, watch.client.send(message(image)))
+                except Refused as error:
+                    self.complaints.append(str(error))
+            if parsed_args.no_wait:
+                return
+            away, deadline = '', time.monotonic() + parsed_args.timeout
+            while not is_done:
+                try:
+                    is_done, away = watch.step(), ''
+                except Away as error:
+                    if not away:
+                        watch.progress.line(f'{error}; it is asked again until time is out')
+                    away = str(error)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                if not is_done:
+                    time.sleep(min(_PERIOD_SECONDS, left))
+        finally:
+            watch.progress.end()
+        self.complaints += [away] if away else []
+        self.complaints += watch.complaints(None if is_done else parsed_args.timeout)

@@ -26,7 +26,6 @@ class _Watch:
     aggregates: list[str]
     progress: ProgressLine
     jobs: dict[tuple[str, str], dict[str, Any]] = dataclasses.field(default_factory=dict)
-    _told: dict[tuple[str, ...], tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     def take(self, image: str, reports: list[dict[str, Any]]) -> list[str]:
         """Note what is new of an image, and tell people.
@@ -35,28 +34,25 @@ class _Watch:
         """
         found = {report['aggregate']: report for report in reports}
         for aggregate in self.aggregates:
-            self.jobs.setdefault((image, aggregate), {'done': False, 'reason': '', 'hosts': {}})
+            before = self.jobs.setdefault((image, aggregate),
+                                          {'done': False, 'reason': '', 'hosts': {}})
             if aggregate in found:
                 self.jobs[image, aggregate] = found[aggregate]
-                self._tell(image, aggregate, found[aggregate])
+                self._tell(f'image {image}, aggregate {aggregate}', before, found[aggregate])
         return [name for name in self.aggregates if name not in found]
 
-    def _tell(self, image: str, aggregate: str, job: dict[str, Any]) -> None:
-        if job['reason']:
-            self._line((image, aggregate), (job['reason'],),
-                       f'image {image}, aggregate {aggregate}: {one_line(job["reason"])}')
+    def _tell(self, what: str, before: dict[str, Any], job: dict[str, Any]) -> None:
+        if job['reason'] not in ('', before['reason']):
+            self.progress.line(f'{what}: {one_line(job["reason"])}', terminal=False)
         for host, known in job['hosts'].items():
-            outcome = known['outcome']
-            if outcome == WarmOutcome.WAITING:
+            outcome, attempts = known['outcome'], known['attempts']
+            last = before['hosts'].get(host, {})
+            if outcome == WarmOutcome.WAITING \
+                    or (outcome, attempts) == (last.get('outcome'), last.get('attempts')):
                 continue
-            text = f'image {image}, aggregate {aggregate}, host {one_line(host)}: {outcome}'
+            text = f'{what}, host {one_line(host)}: {outcome}'
             if outcome not in _WARM:
-                text += f', attempt {known["attempts"]}: {one_line(known["reason"])}'
-            self._line((image, aggregate, host), (outcome, known['attempts']), text)
-
-    def _line(self, what: tuple[str, ...], news: tuple[Any, ...], text: str) -> None:
-        if self._told.get(what) != news:
-            self._told[what] = news
+                text += f', attempt {attempts}: {one_line(known["reason"])}'
             self.progress.line(text, terminal=False)
 
     def step(self) -> bool:
@@ -64,6 +60,8 @@ class _Watch:
 
         :returns: True if all is done.
         """
+        if not self.jobs:
+            return True
         for image in dict.fromkeys(
                 image for (image, _aggregate), job in self.jobs.items() if not job['done']):
             if forgotten := self.take(image, self.client.send(GetWarming(image))):
@@ -156,24 +154,12 @@ class Warm(WaitingLister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask for it, and watch what comes of it."""
-        client = self.app.storage_client()
-        aggregates = list(dict.fromkeys(parsed_args.aggregates))
-        progress = self.app.progress()
-        watch = _Watch(client, aggregates, progress)
-        in_time = True
-        try:
-            answers = self.ask_each(parsed_args.images,
-                                    lambda image: client.send(WarmImage(image, aggregates)))
-            for image, reports in answers.items():
-                watch.take(image, reports)
-            if not parsed_args.no_wait and watch.jobs:
-                in_time = self.wait(progress, watch.step, parsed_args.timeout)
-        finally:
-            progress.end()
-        if not parsed_args.no_wait:
-            if any(known['outcome'] == WarmOutcome.CACHED for job in watch.jobs.values()
-                   for known in job['hosts'].values()):
-                progress.line('nova-scheduler knows of hosts that are newly warm with their next'
-                              ' update of resources, within a minute by default')
-            self.complaints += watch.complaints(None if in_time else parsed_args.timeout)
+        watch = _Watch(self.app.storage_client(), list(dict.fromkeys(parsed_args.aggregates)),
+                       self.app.progress())
+        self.ask_and_wait(parsed_args, watch, lambda image: WarmImage(image, watch.aggregates))
+        if not parsed_args.no_wait and any(
+                known['outcome'] == WarmOutcome.CACHED for job in watch.jobs.values()
+                for known in job['hosts'].values()):
+            watch.progress.line('nova-scheduler knows of hosts that are newly warm with their next'
+                                ' update of resources, within a minute by default')
         return _COLUMNS, watch.rows()

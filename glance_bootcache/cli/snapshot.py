@@ -83,7 +83,8 @@ class SnapshotServers(DeploymentLister):
             with checkpoint.held(path):
                 return self._take(cloud, path, _again(path), limits)
         made, running = self._choose(cloud, parsed_args)
-        path = os.path.abspath(parsed_args.output or checkpoint.default_path(made.created_at))
+        made_at = made.created_at.partition('.')[0].replace(':', '')
+        path = os.path.abspath(parsed_args.output or f'checkpoint-{made_at}.json')
         if os.path.exists(path):
             raise BootcacheError(f'{path} exists; name another --output, or go on with --continue')
         hosts = len({saved.host for saved in made.servers})

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import datetime
 import enum
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -181,14 +180,6 @@ def held(path: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def default_path(created_at: str) -> str:
-    """Return the file's name if none was given.
-
-    :param created_at: ISO 8601.
-    """
-    return os.path.abspath(f'checkpoint-{created_at.partition(".")[0].replace(":", "")}.json')
 
 
 def now() -> str:

@@ -247,6 +247,9 @@ class Restart:
             elif zone:
                 more['availability_zone'] = zone
             try:
+                # Of a request without an answer Nova may have made the server.
+                if attempt > 1 and (there := self._there(saved)):
+                    return there
                 server, note = self._ask(saved, flavor, more)
                 found = self._await(server)
             except CloudRefused as error:

@@ -219,6 +219,9 @@ def test_an_image_is_the_checkpoints_if_who_asks_has_made_it():
     assert cloud.images_of('checkpoint') == {'one': 'mine one'}
 
 
+UNANSWERED = 'Nova makes it, and its answer is lost'
+
+
 class FakeNova:
     """Stands for Cloud: a Nova that starts what it is asked for, or refuses."""
 
@@ -256,8 +259,11 @@ class FakeNova:
             raise fault
         one = f'{name}-{len(self.asked)}'
         self.servers[one] = server(
-            one, name, image=image, metadata=more['meta'], status='ERROR' if fault else 'ACTIVE',
+            one, name, image=image, metadata=more['meta'],
+            status='ERROR' if fault and fault != UNANSWERED else 'ACTIVE',
             fault={'message': fault}, **{'OS-EXT-SRV-ATTR:host': 'compute2'})
+        if fault == UNANSWERED:
+            raise refused(0)
         return one
 
 
@@ -299,3 +305,10 @@ def test_another_host_is_tried_when_one_cannot_be(monkeypatch):
     nova = FakeNova({'a': [refused(400, passes=False)]})
     assert restart(nova, ('a',), [], ('compute1', 'compute2'))['a'][0] == 'started'
     assert nova.asked == [('a', 'compute1', None), ('a', 'compute2', None)]
+
+
+def test_a_server_whose_request_has_no_answer_is_no_second_one(monkeypatch):
+    monkeypatch.setattr(resuming, '_PERIOD_SECONDS', 0)
+    nova = FakeNova({'a': [UNANSWERED]})
+    assert restart(nova, ('a',), [])['a'] == ('there already', 'compute2', '')
+    assert len(nova.asked) == len(nova.servers) == 1

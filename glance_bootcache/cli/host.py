@@ -12,7 +12,7 @@ from glance_bootcache.cli.client import utc
 from glance_bootcache.cli.listing import Listing
 
 # Hosts report once a minute; one that missed so much is down, or cannot reach the message bus.
-SILENT_SECONDS = 300
+_SILENT_SECONDS = 300
 _NO_HOST = ('no compute host has reported to the storage service; each does within a minute, if its'
             ' nova-compute runs bootcache\'s driver and reaches the message bus')
 
@@ -51,7 +51,8 @@ class HostList(Listing):
             (one_line(host['host']), round(host['seen']), _state(host), host['images'],
              (host['paused'] or {}).get('servers'),
              *(value for tier in tiers for value in _used_and_quota(host, tier)),
-             one_line(host['rpc']) or None, _date(host['certificates_end']))
+             one_line(host['rpc']) or None,
+             None if host['certificates_end'] is None else utc(host['certificates_end']))
             for host in hosts]
 
 
@@ -102,32 +103,25 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for host in hosts:
         begin = (one_line(host['host']), round(host['seen']), _state(host))
-        paused = host['paused'] or {'servers': 0, 'named': []}
+        paused, unsettled = host['paused'] or {'servers': 0, 'named': []}, host['unsettled']
         waits += [(*begin, one_line(guest['server']), f'it has been paused since'
                    f' {utc(guest["since"])}, and waits: {one_line(guest["waits_for"])}')
                   for guest in paused['named']]
-        if paused['servers'] > len(paused['named']):
-            waits.append((*begin, None,
-                          f'{paused["servers"] - len(paused["named"])} more servers wait'))
-        stand_still = {guest['server'] for guest in paused['named']}
-        unsettled = host['unsettled']
+        if (more := paused['servers'] - len(paused['named'])) > 0:
+            waits.append((*begin, None, f'{more} more servers wait'))
         if unsettled is None:
             rows.append((*begin, None, 'not known yet: its nova-compute has not looked'))
             continue
+        told = {guest['server'] for guest in paused['named']}
         rows += [(*begin, one_line(one['server']), one_line(one['why']))
-                 for one in unsettled['named'] if one['server'] not in stand_still]
-        if unsettled['servers'] > len(unsettled['named']):
-            rows.append((*begin, None,
-                         f'{unsettled["servers"] - len(unsettled["named"])} more servers'))
+                 for one in unsettled['named'] if one['server'] not in told]
+        if (more := unsettled['servers'] - len(unsettled['named'])) > 0:
+            rows.append((*begin, None, f'{more} more servers'))
     return waits + rows
 
 
 def _state(host: dict[str, Any]) -> str:
-    return 'silent' if host['seen'] > SILENT_SECONDS else 'reporting'
-
-
-def _date(when: float | None) -> str | None:
-    return None if when is None else utc(when)
+    return 'silent' if host['seen'] > _SILENT_SECONDS else 'reporting'
 
 
 def _used_and_quota(host: dict[str, Any], tier: str) -> tuple[int | None, int | None]:

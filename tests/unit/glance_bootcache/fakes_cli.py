@@ -24,6 +24,7 @@ from bootcache.rpc.report import (
     UnsettledServer,
     UnsettledServers,
 )
+from glance_bootcache import progressline
 from glance_bootcache.cli import evict, listing, main
 from glance_bootcache.cli import image as image_module
 
@@ -196,7 +197,7 @@ class Cli:
                                 'transport_url = rabbit://user:secret@bus:5672/\n')
         monkeypatch.setattr(main, 'StorageClient', lambda conf: self.api)
         monkeypatch.setattr(main.commandmanager, 'CommandManager', Commands)
-        for module in (evict, image_module, listing):
+        for module in (evict, image_module, listing, progressline):
             monkeypatch.setattr(module, 'time', self.time)
 
     def __call__(self, *arguments, stderr=None):

@@ -90,10 +90,10 @@ class FileSnapshots:
             node = placing.overlay(record, virtual_bytes)
             if not record.glance_store:
                 self._check_upload(record.work)
-        except (exception.StorageNodeFull, OSError) as error:
-            if isinstance(error, OSError) and not savefile.means_full(error):
-                raise
-            raise SnapshotUnfit(f'there is no room for it: {error}') from error
+        except (exception.BootcacheError, OSError) as error:
+            if isinstance(error, exception.StorageNodeFull) or savefile.means_full(error):
+                raise SnapshotUnfit(f'there is no room for it: {error}') from error
+            raise
         return record, node
 
     def _made(self, record: Record) -> Record:
@@ -159,14 +159,9 @@ class FileSnapshots:
 
         :raises SnapshotUnfit: if the store has an image of that id.
         """
-        target, directory = _target(record), os.path.dirname(_target(record))
+        target = _target(record)
         if record.glance_store:
-            try:
-                placing.hand_over(record.work, directory)
-            except PermissionError as error:
-                self._once.warning(directory, '%s: files there cannot be given to glance-api (%s),'
-                                   ' and are uploaded', directory, error)
-                record = dataclasses.replace(record, glance_store='')
+            placing.hand_over(record.work, os.path.dirname(target))
         placing.trim(record.work)
         if not record.glance_store:
             return ''
@@ -185,7 +180,6 @@ class FileSnapshots:
             _unlink(record.work + placing.OVERLAY)
             if not self._share(record, until):
                 return False
-        self._reached.pop(record.snapshot_id, None)
         self._unlink_work(record)
         return True
 
@@ -194,41 +188,32 @@ class FileSnapshots:
 
         Errors are logged: the image is right in any case.
         """
-        for directory in self._store_directories:
-            target = os.path.join(directory, record.snapshot_id)
-            if not os.path.isfile(target):
-                continue
-            # Of a copy, what the base has may be in the same place of the store's file system.
-            for source in (record.work, record.base):
-                try:
-                    if not self._share_with(record.snapshot_id, source, target, until):
-                        return False
-                    break
-                except PermissionError as error:
-                    self._once.warning(directory, '%s: what snapshots have in common is stored'
-                                       ' again (%s); give the service\'s user the right to write to'
-                                       ' files there', directory, error)
-                    break
-                except OSError as error:
-                    if not reflink.is_unable(error):
-                        LOG.info('snapshot %s: not all of it is shared: %s', record.snapshot_id,
-                                 error)
-                        break
-                    self._once.warning(directory, '%s: its file system shares nothing with files in'
-                                       ' %s', directory, os.path.dirname(source))
-        return True
-
-    def _share_with(self, snapshot_id: str, source: str, target: str, until: float) -> bool:
-        begin, same = self._reached.get(snapshot_id, (0, 0))
-        if time.monotonic() >= until:
-            return False
-        for reached, shared in reflink.share(source, target, begin):
-            same += shared
-            self._reached[snapshot_id] = reached, same
-            if time.monotonic() >= until:
-                return False
-        LOG.info('snapshot %s: %.1f MB of it are shared with its base or in its own file',
-                 snapshot_id, same / 1e6)
+        image_id = record.snapshot_id
+        directory = next((directory for directory in self._store_directories
+                          if os.path.isfile(os.path.join(directory, image_id))), '')
+        if not directory:
+            return True
+        begin, same = self._reached.get(image_id, (0, 0))
+        try:
+            for reached, shared in reflink.share(record.work, os.path.join(directory, image_id),
+                                                 begin):
+                same += shared
+                self._reached[image_id] = reached, same
+                if time.monotonic() >= until:
+                    return False
+        except PermissionError as error:
+            self._once.warning(directory, '%s: what snapshots have in common is stored again (%s);'
+                               ' give the service\'s user the right to write to files there',
+                               directory, error)
+        except OSError as error:
+            if reflink.is_unable(error):
+                self._once.warning(directory, '%s: its file system shares nothing with files in %s',
+                                   directory, os.path.dirname(record.work))
+            else:
+                LOG.info('snapshot %s: not all of it is shared: %s', image_id, error)
+        else:
+            LOG.info('snapshot %s: %.1f MB of it are shared with its base or in its own file',
+                     image_id, same / 1e6)
         return True
 
     def discard(self, record: Record) -> bool:
@@ -245,6 +230,7 @@ class FileSnapshots:
         return True
 
     def _unlink_work(self, record: Record) -> None:
+        self._reached.pop(record.snapshot_id, None)
         for directory in self._directories():
             _unlink_both(os.path.join(directory, record.snapshot_id + _SUFFIX))
         if record.work:

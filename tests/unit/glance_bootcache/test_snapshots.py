@@ -140,6 +140,19 @@ def test_what_glance_has_or_is_taking_is_not_removed(house, standing, stays, don
     assert house.sends.did[-1] == done
 
 
+@pytest.mark.parametrize('standing, age, goes', [
+    (ImageStanding.WAITS, 3500, False), (ImageStanding.TAKING, 9000, False),
+    (ImageStanding.WAITS, 3700, True), (ImageStanding.ABSENT, 0, True)])
+def test_what_nova_was_told_of_goes_after_an_hour_and_not_by_one_answer(house, standing, age, goes):
+    house.records.put(Record(SNAPSHOT, 'rbd', 'one', 'snapshot-x', Stage.FINISHED,
+                             time.time() - age))
+    house.standing = standing
+    house.jobs.once()
+    assert house.stages() == [Stage.WITHDRAWN if goes else Stage.FINISHED]
+    house.jobs.once()
+    assert house.stages() == ([] if goes else [Stage.FINISHED])
+
+
 @pytest.fixture
 def held(house, tmp_path):
     """The house with a snapshot that is to be uploaded."""

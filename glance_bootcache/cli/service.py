@@ -87,7 +87,7 @@ def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
         target=conf.mutate_config_files, name='options', daemon=True).start())
     try:
         service.start()
-        # What is raised in a finalizer is lost, and time.sleep begins after a signal of just before.
+        # What is raised in a finalizer is lost, and time.sleep begins after a signal of just now.
         for number in _ENDING:
             signal.signal(number, lambda _number, _frame: None)
         systemd.notify('READY=1')

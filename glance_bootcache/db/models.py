@@ -285,6 +285,21 @@ class SnapshotRow(Model):
                                doc='its name at exporters, which cannot be guessed')
     stage = orm.mapped_column(
         sa.String(16), nullable=False,
-        doc='how far it is: ``begun``, ``finished``, ``uploading``, ``doomed`` or ``withdrawn``')
+        doc='how far it is: ``begun``, ``finished``, ``doomed`` or ``withdrawn``')
     since = orm.mapped_column(sa.Double, nullable=False,
                               doc='when it reached that stage, in seconds since the epoch')
+    base = orm.mapped_column(sa.Text, nullable=False,
+                             doc='path of the base that it is made of, or its clone in Ceph')
+    disk_format = orm.mapped_column(sa.String(16), nullable=False,
+                                    doc='format of both; empty: not known')
+    work = orm.mapped_column(
+        sa.Text, nullable=False,
+        doc='path of the file that becomes the image; what the host writes is beside it, in a qcow2'
+            ' of that name with ``.overlay``; empty in Ceph')
+    glance_store = orm.mapped_column(
+        _NAME, nullable=False,
+        doc='Glance\'s name of the store that registers that file; empty: it is uploaded')
+    file = orm.mapped_column(
+        _NAME, nullable=False,
+        doc='inode, time of the last change in nanoseconds, and size of the file that was put into'
+            ' that store, by which it is known again, with colons; empty before')

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable
 
@@ -39,7 +38,6 @@ class Registrars:
         # By directory, what was logged of it last.
         self._told: dict[str, str] = {}
         self._swept = False
-        self._trying = threading.Lock()
 
     def store_of(self, directory: str) -> str:
         """Return the name of the store; empty if there is none, or it is not known yet."""
@@ -52,33 +50,26 @@ class Registrars:
         self._backoff.forget(directory)
 
     def look(self) -> None:
-        """Try each directory that is new, another one than it was, or due again.
+        """Try each directory that is new, another one than it was, or due again. One thread does.
 
         One that registers nothing is tried again after a minute, and later each time, up to a day.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        if not self._trying.acquire(blocking=False):
-            return
-        try:
-            if not self._swept:
-                left = self._glance.left()
-                self._swept = True
-                for image_id in left:
-                    self._remove(image_id)
-            for directory in self._directories:
-                identity = _identity(directory)
-                known = self._found.get(directory)
-                changed = known is not None and known[0] != identity
-                if changed:
-                    self.doubt(directory)
-                if identity and (known is None or changed or not known[1]) \
-                        and self._backoff.acquire(directory):
-                    store, why = self._tried(directory)
-                    self._found[directory] = identity, store
-                    self._tell(directory, store, why)
-        finally:
-            self._trying.release()
+        if not self._swept:
+            left = self._glance.left()
+            self._swept = True
+            for image_id in left:
+                self._remove(image_id)
+        for directory in self._directories:
+            identity = _identity(directory)
+            known = self._found.get(directory)
+            if known is not None and known[0] != identity:
+                self.doubt(directory)
+            if identity and not self.store_of(directory) and self._backoff.acquire(directory):
+                store, why = self._tried(directory)
+                self._found[directory] = identity, store
+                self._tell(directory, store, why)
 
     def _tried(self, directory: str) -> tuple[str, str]:
         """Return the name of a directory's store, or why there is none."""

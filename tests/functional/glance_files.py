@@ -14,6 +14,7 @@ from glance_bootcache import conf as glance_conf
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.registering import TrialImages
+from glance_bootcache.snapshots.records import Record
 
 
 class Known:
@@ -75,6 +76,23 @@ def made_of(path, image_format):
     return Manifest(BASE, Standing.DONE, made=Made(
         image_format=image_format, virtual_bytes=SIZE, base_path=path,
         base_export=f'base-{BASE}'))
+
+
+def begun(snapshots, manifest, image, size=SIZE):
+    """Begin a snapshot as the service does; return its record, and the node that is written."""
+    return snapshots.begin(
+        Record(image, snapshots.name, base=manifest.made.base_path,
+               disk_format=manifest.made.image_format), manifest, size)
+
+
+def finished(snapshots, record, directory):
+    """Have a snapshot that was written be looked at and finished; return its record, and its URL.
+    """
+    records = [record]
+    with snapshots.looked_at(record, directory, lambda: None) as path:
+        assert path == record.work
+    url = snapshots.finish(record, records.append)
+    return records[-1], url
 
 
 def looked(look):

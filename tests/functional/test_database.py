@@ -183,7 +183,7 @@ def test_what_is_written_is_there_after_a_restart(database, directory):
     assert needs.needed('none of them') and uses.last(IMAGE) == 1763697600.125
     records.put(Record(IMAGE, 'rbd', 'host-1', 'snapshot-x', Stage.FINISHED, 5.0))
     assert [record.stage for record in Records(database).all()] == [Stage.FINISHED]
-    records.drop(IMAGE)
+    records.drop(records.get(IMAGE))
     orders.settle('host', [])
     needs.note('host', HostReport(needs=frozenset([OTHER])))
     needs.note('odd', HostReport(needs=frozenset()))
@@ -278,7 +278,7 @@ def test_while_the_database_is_away_nothing_is_lost(mariadb, directory):
     records.put(BEGUN)
     written(database, orders, needs, uses)
     mariadb.stop()
-    for refused in (lambda: orders.add(IMAGE, ['host']), lambda: records.drop(IMAGE),
+    for refused in (lambda: orders.add(IMAGE, ['host']), lambda: records.drop(BEGUN),
                     lambda: written(database, needs, uses, orders)):
         needs.note('host', HostReport(needs=frozenset([OTHER])))
         uses.record(IMAGE, 5.0)

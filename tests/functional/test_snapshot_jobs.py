@@ -35,7 +35,7 @@ class Said:
     def refusal(self, image_id, snapshot_id, host):
         return self.why_not
 
-    def standing(self, snapshot_id, traits):
+    def standing(self, record):
         return self.stands
 
 
@@ -156,7 +156,7 @@ def test_a_crash_of_the_service_leaves_nothing(house, when):
 def test_what_has_no_record_is_found_in_ceph(house):
     snapshot, _overlay = house.snapshot()
     snapshot.begin()
-    house.records.drop(snapshot.snapshot_id)
+    house.records.drop(house.records.get(snapshot.snapshot_id))
     house.restart()
     house.sending.rest(lambda: True)
     until(lambda: house.jobs.once() or names(house.glance) == [], 'the end of the clone', 120)

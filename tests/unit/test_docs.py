@@ -22,7 +22,6 @@ from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.deployment.checkpoint import Checkpoint, Network, SavedServer
-from glance_bootcache.filestore.journal import Entry
 from glance_bootcache.storage.servedexports import ServedImage
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking import placement
@@ -125,7 +124,7 @@ def test_files_that_overview_points_to_exist():
 
 # Formats and properties.
 
-@pytest.mark.parametrize('document', [ServedImage, CacheEntry, Marker, Entry, Checkpoint,
+@pytest.mark.parametrize('document', [ServedImage, CacheEntry, Marker, Checkpoint,
                                       SavedServer, Network])
 def test_formats_name_every_entry(document):
     text = (PAGES / 'formats.rst').read_text()

@@ -1,18 +1,14 @@
-"""What is noted of snapshots on the file store, and what is tried of Glance and when."""
+"""Files that are put into Glance's file store, and what is tried of Glance and when."""
 
-import dataclasses
-import json
 import os
 
 import pytest
 from glanceclient import exc
 
 from glance_bootcache.filestore import placing
-from glance_bootcache.filestore.journal import Entry, Journal
 from glance_bootcache.filestore.registrars import Registrars
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-ENTRY = Entry(IMAGE, '/work', '/base', 'raw', 'file', '/store/image', '5:1:1')
 
 
 class Glance:
@@ -157,43 +153,6 @@ def test_a_directory_that_is_not_there_is_not_tried(glance, now):
     registrars = Registrars([f'{glance.directory}/absent'], glance, clock=lambda: now[0])
     registrars.look()
     assert registrars.store_of(f'{glance.directory}/absent') == '' and glance.made == []
-
-
-def test_an_entry_is_what_was_noted(tmp_path):
-    journal = Journal(str(tmp_path / 'snapshots'))
-    journal.note(ENTRY)
-    uploaded = dataclasses.replace(ENTRY, uploaded=True)
-    journal.note(uploaded)
-    assert Journal(str(tmp_path / 'snapshots')).load(IMAGE) == uploaded
-    assert journal.images() == [IMAGE]
-    journal.forget(IMAGE)
-    journal.forget(IMAGE)
-    assert journal.images() == [] and journal.load(IMAGE) is None
-    # One that cannot be read is not one that there is none of.
-    os.symlink(journal._path(IMAGE), journal._path(IMAGE))
-    with pytest.raises(OSError, match='symbolic links'):
-        journal.load(IMAGE)
-
-
-def test_an_entry_that_was_being_written_at_a_crash_is_forgotten(tmp_path):
-    journal, torn = Journal(str(tmp_path)), tmp_path / f'{IMAGE}.json.torn.tmp'
-    torn.write_text('{')
-    assert journal.images() == [IMAGE] and journal.load(IMAGE) is None
-    journal.note(ENTRY)
-    assert journal.images() == [IMAGE] and journal.load(IMAGE) == ENTRY
-    journal.forget(IMAGE)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize('change', [
-    {'version': 2}, {'file': 5}, {'file': None}, {'uploaded': 1}, {'work': None},
-    {'image_id': '../image'}, {'store': ['file']}])
-def test_what_is_damaged_is_no_entry(tmp_path, change):
-    journal = Journal(str(tmp_path))
-    journal.note(ENTRY)
-    path = tmp_path / f'{IMAGE}.json'
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert journal.load(IMAGE) is None and journal.images() == [IMAGE]
 
 
 def test_a_name_in_the_store_is_taken_once(tmp_path):

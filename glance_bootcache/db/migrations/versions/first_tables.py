@@ -141,4 +141,9 @@ def upgrade() -> None:
         sa.Column('export', sa.String(255), nullable=False),
         sa.Column('stage', sa.String(16), nullable=False),
         sa.Column('since', sa.Double, nullable=False),
+        sa.Column('base', sa.Text, nullable=False),
+        sa.Column('disk_format', sa.String(16), nullable=False),
+        sa.Column('work', sa.Text, nullable=False),
+        sa.Column('glance_store', sa.String(255), nullable=False),
+        sa.Column('file', sa.String(255), nullable=False),
         **_TABLE)

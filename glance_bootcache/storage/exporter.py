@@ -30,6 +30,7 @@ from bootcache.manifest import Manifest
 from bootcache.monitor import Session
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.util.backoff import CircuitBreaker
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage import admission
 from glance_bootcache.storage.clients import Client
@@ -77,59 +78,7 @@ def is_base(export: str) -> bool:
 
 
 # The node of a cache image's file is one or the other, in turn.
-FILE_NODES = ('f', 'm')
-
-
-def _files(session: Session) -> dict[str, str]:
-    return {node['node-name']: node['file'] for node in
-            session.execute('query-named-block-nodes', flat=True)}
-
-
-def places(session: Session) -> dict[str, str]:
-    """Return the files from which a daemon serves cache images now, by their exports.
-
-    :raises StorageDaemonError: if it does not answer.
-    """
-    files = _files(session)
-    return {entry['id']: files[entry['node-name']]
-            for entry in session.execute('query-block-exports')
-            if entry['id'].startswith(f'{naming.EXPORT_CACHE}-') and entry['node-name'] in files}
-
-
-def switch(session: Session, top: str, path: str) -> None:
-    """Have an export's node read from another file of the same bytes from now on.
-
-    :param top: the node.
-    :param path: of the file.
-    :raises StorageDaemonError: if the daemon refuses; it then reads the file that it did.
-    """
-    nodes = _files(session)
-
-    def remove(names: set[str]) -> set[str]:
-        for name in names & set(nodes):
-            # The one in use is refused.
-            with contextlib.suppress(exception.StorageDaemonError):
-                session.execute('blockdev-del', node_name=name)
-                del nodes[name]
-        return names - set(nodes)
-
-    # Of two, one may be what a crash between two steps left.
-    names = {f'{top}{kind}' for kind in FILE_NODES}
-    free = remove(names)
-    if nodes.get(top) == path:
-        return
-    if not free:
-        raise exception.StorageDaemonError(
-            f'exporter: the nodes of {top} are in use; it stays on {nodes.get(top)}')
-    below = min(free)
-    session.execute('blockdev-add', driver='file', node_name=below, filename=path, read_only=True)
-    nodes[below] = path
-    try:
-        session.execute('blockdev-reopen', options=[
-            {'driver': 'raw', 'node-name': top, 'read-only': True, 'file': below}])
-    finally:
-        # The old one, or where it was refused the new one.
-        remove(names)
+_FILE_NODES = ('f', 'm')
 
 
 # For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds:
@@ -160,7 +109,10 @@ class Exporter:
             breaker=CircuitBreaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
             trace=errorlog.traced_apart(group.run_dir, name))
         self._daemon.monitor.before_change = clones.check_changes
-        self._admission = admission.KeptAdmission(self._daemon, admitted, only is not None)
+        # Has the daemon for a thread; StorageDaemonBusy if another one has it for too long.
+        self._alone = self._daemon.monitor.alone
+        self._admitted = admitted
+        self._throttle = LogThrottle(LOG)
         self._reached = {'tls': admitted is not None, 'server': [
             group.advertise_host or group.export_host,
             port if only else group.advertise_port or port]}
@@ -180,13 +132,6 @@ class Exporter:
         # Entered by who has the monitor alone.
         self._leaving: dict[str, threading.Event] = {}
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
-        """Have the daemon for this thread.
-
-        :raises StorageDaemonBusy: if another one has it for longer than this one waits.
-        """
-        return self._daemon.monitor.alone()
-
     def start(self) -> bool:
         """Adopt or start the daemon, and look what it serves.
 
@@ -197,9 +142,9 @@ class Exporter:
         :raises StorageDaemonError: if it does not come up.
         """
         with self._alone():
-            self._admission.keep()
+            self.adopt()
             started = self._daemon.ensure_running()
-            self._look()
+            self._exports()
         return started
 
     def adopt(self) -> Collection[str]:
@@ -214,7 +159,8 @@ class Exporter:
                 return ()
             with self._daemon.session():
                 served = tuple(self._look())
-                return served if self._admission.keep() else ()
+                return served if admission.end_other(
+                    self._daemon, self._admitted, bool(self.certificate), self._throttle) else ()
 
     @property
     def runs(self) -> bool:
@@ -375,18 +321,47 @@ class Exporter:
         """
         export = cache_export_name(manifest)
         with self._alone():
-            top = self._daemon.exports().get(export) if self._runs() else None
-            if top is not None:
+            if self._runs():
                 with self._daemon.session() as session:
-                    switch(session, top, path)
+                    top = self._daemon.exports().get(export)
+                    if top is not None:
+                        self._switch(session, top, path)
+
+    def _switch(self, session: Session, top: str, path: str) -> None:
+        # Of two, one may be what a crash between two steps left.
+        self._remove_unused(top)
+        files = self._daemon.node_files()
+        if files[top] == path:
+            return
+        free = {f'{top}{kind}' for kind in _FILE_NODES} - set(files)
+        if not free:
+            raise exception.StorageDaemonError(
+                f'exporter: the nodes of {top} are in use; it stays on {files[top]}')
+        below = min(free)
+        self._daemon.add_nodes({'driver': 'file', 'node-name': below, 'filename': path,
+                                'read-only': True})
+        try:
+            session.execute('blockdev-reopen', options=[
+                {'driver': 'raw', 'node-name': top, 'read-only': True, 'file': below}])
+        finally:
+            # The old one, or where it was refused the new one.
+            self._remove_unused(top)
+
+    def _remove_unused(self, top: str) -> None:
+        """Remove the nodes of files below an export's node; the one in use is refused."""
+        for name in {f'{top}{kind}' for kind in _FILE_NODES} & self._daemon.nodes():
+            with contextlib.suppress(exception.StorageDaemonError):
+                self._daemon.remove_nodes(name)
 
     def cache_places(self) -> dict[str, str]:
         """Return the files from which the daemon serves cache images now, by their exports.
 
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        with self._daemon.session() as session:
-            return places(session)
+        with self._daemon.session():
+            files = self._daemon.node_files()
+            return {export: files[node] for export, node in self._daemon.exports().items()
+                    if export.startswith(f'{naming.EXPORT_CACHE}-') and node in files}
 
     @contextlib.contextmanager
     def withdrawn(self, manifest: Manifest) -> Iterator[bool]:
@@ -510,7 +485,7 @@ class Exporter:
 
     def _remove_tree(self, top: str) -> None:
         present = self._daemon.nodes()
-        names = (top, *(f'{top}{kind}' for kind in FILE_NODES))
+        names = (top, *(f'{top}{kind}' for kind in _FILE_NODES))
         self._daemon.remove_nodes(*(name for name in names if name in present))
 
     def retire(self, image_id: str, with_base: bool) -> bool:

@@ -113,7 +113,7 @@ class Exporter:
         self._alone = self._daemon.monitor.alone
         self._admitted = admitted
         self._throttle = LogThrottle(LOG)
-        self._reached = {'tls': admitted is not None, 'server': [
+        self._reached: dict[str, Any] = {'tls': admitted is not None, 'server': [
             group.advertise_host or group.export_host,
             port if only else group.advertise_port or port]}
         # What the daemon of this process id serves: exports, with their nodes. Changed by who has
@@ -190,11 +190,10 @@ class Exporter:
         """
         return self._looked_at is None or any(image_id in export for export in list(self._served))
 
-    def end_unused(self, idle: float) -> bool:
+    def end_unused(self, idle: float) -> None:
         """End a daemon that serves nothing, and was not asked for anything in a while.
 
         :param idle: seconds.
-        :returns: whether it was ended.
         :raises StorageDaemonError: if it does not answer.
         """
         before = time.monotonic() - idle
@@ -204,16 +203,18 @@ class Exporter:
 
         # Of one of which it is not known ``adopt`` finds out.
         if not self.is_known or (self.runs and is_used()):
-            return False
+            return
         with self._alone():
             ran = self.runs
-            if ran:
-                self._look()
-            if not ran or not is_used():
-                self._daemon.stop()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._daemon.pid_path)  # Of one that crashed: nobody starts it anew.
-            return ran and not self.runs
+            if ran and (self._look() or is_used()):
+                return
+            self._daemon.stop()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._daemon.pid_path)  # Of one that crashed: nobody starts it anew.
+        if ran:
+            LOG.info('exporter: nobody reads by that of %s any more, and its port is closed',
+                     f'{self.certificate} at {self._reached["server"][1]}' if self.certificate
+                     else 'all hosts')
 
     def _look(self) -> dict[str, str]:
         """Ask the daemon what it serves; by who has it alone."""

@@ -32,7 +32,8 @@ def outcomes(job):
 @pytest.mark.parametrize('before, told', itertools.product(
     WarmOutcome, set(WarmOutcome) - {WarmOutcome.WAITING}))
 def test_a_warm_host_stays_what_it_is(before, told):
-    after = HostOutcome(before, 'of before', 1).reported(told, 'of now')
+    after = HostOutcome(before, 'of before', 1)
+    after.report(told, 'of now')
     assert after.attempts == 1
     if before in WARM:
         assert (after.outcome, after.reason) == (before, 'of before')
@@ -41,7 +42,9 @@ def test_a_warm_host_stays_what_it_is(before, told):
 
 
 def test_reasons_have_an_end():
-    assert len(HostOutcome().reported('error', 'x' * 10_000).reason) == 500
+    host = HostOutcome()
+    host.report('error', 'x' * 10_000)
+    assert len(host.reason) == 500
 
 
 @pytest.mark.parametrize('outcome, final', [

@@ -47,26 +47,15 @@ _MOST_FILES = 500
 _MOST_HOSTS = 200
 
 
-@dataclasses.dataclass(frozen=True)
-class Came:
-    """How a file came to a host.
-
-    :ivar got: bytes by the hosts that gave them, an empty name for the storage node's exchange.
-    :ivar copied: bytes that the storage node's exporter gave.
-    """
-
-    way: ExchangeWay
-    got: Mapping[str, int]
-    copied: int
-
-
 class Given:
     """What hosts told of files that they got."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what was told, for steps in memory
+        # As ``describe`` returns them, by file and host.
         self._files: cachetools.LRUCache[
-            tuple[str, str, int], cachetools.LRUCache[str, Came]] = cachetools.LRUCache(_MOST_FILES)
+            tuple[str, str, int], cachetools.LRUCache[str, dict[str, Any]]] = \
+            cachetools.LRUCache(_MOST_FILES)
         self._totals = {f'{way}_files': 0 for way in ExchangeWay} | {
             'exchanged_bytes': 0, 'storage_bytes': 0, 'copied_bytes': 0}
 
@@ -78,24 +67,24 @@ class Given:
         :param names: of hosts by address; the storage node's has an empty one. Others are left out.
         """
         most = 2 * size
-        came = Came(message.way, {names[address]: min(count, most) for address, count in message.got
-                                  if address in names}, min(message.copied, most))
+        got = {names[address]: min(count, most) for address, count in message.got
+               if address in names}
+        copied = min(message.copied, most)
         with self._lock:
-            self._files.setdefault((message.image_id, kind, size),
-                                   cachetools.LRUCache(_MOST_HOSTS))[message.host] = came
+            self._files.setdefault(
+                (message.image_id, kind, size), cachetools.LRUCache(_MOST_HOSTS))[message.host] = {
+                    'file': kind, 'size': size, 'to': message.host, 'way': message.way,
+                    'copied': copied, 'got': [list(one) for one in sorted(got.items())]}
             self._totals[f'{message.way}_files'] += 1
-            self._totals['copied_bytes'] += came.copied
-            for giver, count in came.got.items():
+            self._totals['copied_bytes'] += copied
+            for giver, count in got.items():
                 self._totals['exchanged_bytes' if giver else 'storage_bytes'] += count
 
     def describe(self, image_id: str) -> list[dict[str, Any]]:
         """Return who gave of an image's files to whom; see ImageHosts."""
         with self._lock:
-            found = [(kind, size, dict(hosts)) for (known, kind, size), hosts in self._files.items()
-                     if known == image_id]
-        return [{'file': kind, 'size': size, 'to': host, 'way': came.way, 'copied': came.copied,
-                 'got': [[giver, count] for giver, count in sorted(came.got.items())]}
-                for kind, size, hosts in found for host, came in hosts.items()]
+            return [row for (known, _kind, _size), hosts in self._files.items()
+                    if known == image_id for row in hosts.values()]
 
     def totals(self) -> dict[str, int]:
         """Return the counts since the service's start."""

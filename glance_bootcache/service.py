@@ -109,7 +109,7 @@ class StorageService:
 
         def start_exporter() -> bool:
             return exporter.start(lambda exports, certificate: serving.serve_again(
-                store.manifests(), exports, lambda manifest: exporter.ensure(
+                store.known, exports, lambda manifest: exporter.ensure(
                     manifest, store.cache_path(manifest), (certificate,))))
 
         def serve() -> None:

@@ -7,7 +7,7 @@ Those of the same rack come first, so that a rack's link carries a file about on
 """
 
 import dataclasses
-import itertools
+import heapq
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -123,20 +123,18 @@ def predecessors(before: Sequence[Member], rack: str, storage: Peer) -> tuple[Pe
     :param rack: the host's own.
     :param storage: the storage node's, for the first hosts.
     """
-    near = (member for member in reversed(before) if rack and member.rack == rack)
-    far = (member for member in reversed(before) if not (rack and member.rack == rack))
-    # No more of a long line is looked at than is needed.
-    chosen = list(itertools.islice(itertools.chain(near, far), PREDECESSORS))
+    chosen = heapq.nsmallest(PREDECESSORS, reversed(before),
+                             key=lambda member: not rack or member.rack != rack)
     peers = tuple(member.peer for member in chosen)
     if len(chosen) == PREDECESSORS or any(member.is_complete for member in chosen):
         return peers
     return *peers, storage
 
 
-# Files, and hosts of each: whoever can write to the message bus can make up names.
+# Of each file: whoever can write to the message bus can make up names.
+_MOST_MEMBERS = 20_000
 # Hosts that are told of a file: of two, one is another than the one that asks.
 _MOST_TOLD = 2
-_MOST_MEMBERS = 20_000
 
 
 class Lines:
@@ -154,8 +152,9 @@ class Lines:
         self._clock = clock
         self._lock = threading.Lock()  # guards the lines, for steps in memory
         self._lines: cachetools.LRUCache[str, dict[str, Member]] = cachetools.LRUCache(_MOST_FILES)
-        # Hosts that were told of a file, with until when that counts, in monotonic seconds.
-        self._told: cachetools.LRUCache[str, dict[str, float]] = cachetools.LRUCache(_MOST_FILES)
+        # Hosts that were told of a file just now.
+        self._told: cachetools.LRUCache[str, cachetools.TTLCache[str, None]] = \
+            cachetools.LRUCache(_MOST_FILES)
 
     def tell(self, file: str, host: str) -> bool:
         """Note that a host is told of a file: it is about to get it, and may join its line.
@@ -165,12 +164,11 @@ class Lines:
             still: many hosts get it at once, which one by one copy it as fast.
         """
         with self._lock:
-            now = self._clock()
-            told = {name: until for name, until in self._told.get(file, {}).items()
-                    if until > now and name != host}
-            self._told[file] = dict(list(told.items())[1 - _MOST_TOLD:]) | {
-                host: now + patience.SERVERS_WAIT}
-            return bool(told)
+            told = self._told.setdefault(file, cachetools.TTLCache(
+                _MOST_TOLD, patience.SERVERS_WAIT, self._clock))
+            others = any(name != host for name in told)
+            told[host] = None
+            return others
 
     def join(self, file: str, host: str, peer: Peer, rack: str,
              may_ask_storage: Callable[[bool], bool] = lambda needs: True) -> tuple[Peer, ...]:

@@ -51,16 +51,6 @@ def cache_export_name(manifest: Manifest) -> str:
             + f'-{manifest.made.cache_image.sha256[:16]}')
 
 
-def described(manifest: Manifest) -> dict[str, Any]:
-    """Return what compute hosts are told of what is served of an image: see ``plan_boot``."""
-    told: dict[str, Any] = {'virtual_bytes': manifest.made.virtual_bytes,
-                            'base_export': manifest.made.base_export}
-    if manifest.made.cache_image is not None:
-        told['cache_export'] = cache_export_name(manifest)
-        told['cache_image'] = manifest.made.cache_image.to_dict()
-    return told
-
-
 def difference_export(manifest: Manifest, difference: CacheDifference) -> str:
     """Return the name of the export of the difference of an image's cache image."""
     return (naming.export_name(naming.EXPORT_DIFFERENCE, manifest.image_id)
@@ -79,8 +69,6 @@ def is_base(export: str) -> bool:
 
 # The node of a cache image's file is one or the other, in turn.
 _FILE_NODES = ('f', 'm')
-
-
 # For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds:
 # upkeep asks for each image, and a file system of the network may hang.
 _PATIENCE_SECONDS, _SILENCE_SECONDS = 10, 10
@@ -224,14 +212,11 @@ class Exporter:
         self._served_by = self._looked_at = pid
         return self._served
 
-    def _is_served(self, *exports: str) -> bool:
-        """Tell whether the daemon that runs serves these, without asking it."""
-        now = time.monotonic()
-        for export in exports:
-            self._asked_at[export] = now
+    def _is_served(self, export: str) -> bool:
+        """Tell whether the daemon that runs serves an export, without asking it."""
+        self._asked_at[export] = time.monotonic()
         pid = self._daemon.pid()
-        return pid is not None and pid == self._served_by \
-            and all(export in self._served for export in exports)
+        return pid is not None and pid == self._served_by and export in self._served
 
     def _exports(self) -> dict[str, str]:
         """Return what the daemon serves; by who has it alone."""
@@ -254,7 +239,12 @@ class Exporter:
 
     def describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return what a compute host needs to reach an image: see PlanBoot."""
-        return {**self._reached, **described(manifest)}
+        told = {**self._reached, 'virtual_bytes': manifest.made.virtual_bytes,
+                'base_export': manifest.made.base_export}
+        if manifest.made.cache_image is not None:
+            told.update(cache_export=cache_export_name(manifest),
+                        cache_image=manifest.made.cache_image.to_dict())
+        return told
 
     def ensure(self, manifest: Manifest, cache_path: str | None) -> None:
         """Serve an image's base, and the bytes of its cache image if there is one.
@@ -263,54 +253,41 @@ class Exporter:
             already stays where it is.
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
-        base_export = manifest.made.base_export
-        has_cache = cache_path is not None and manifest.made.cache_image is not None
-        wanted = (base_export, cache_export_name(manifest)) if has_cache else (base_export,)
-        if self._is_served(*wanted):
-            return
-        base: Base | None = None
-        while True:
-            if base is None and base_export not in self._served:
-                base = self._clones.base(manifest)  # Nobody waits where Ceph may be asked.
-            with self._alone():
-                leaving = self._leaving.get(wanted[-1]) if has_cache else None
-                if leaving is None and self._ensure(manifest, cache_path, base):
-                    return
-            # Its file is being removed, or is not after all: that takes milliseconds.
-            if leaving is not None and not leaving.wait(_PATIENCE_SECONDS):
-                raise exception.StorageDaemonBusy(
-                    f'exporter: the cache image of {manifest.image_id} is being removed')
-
-    def _ensure(self, manifest: Manifest, cache_path: str | None, base: Base | None) -> bool:
-        base_export = manifest.made.base_export
-        if manifest.image_id in self._suspended:
-            raise exception.StorageDaemonError(
-                f'exporter: the base of {manifest.image_id} cannot be read in a place; all of it is'
-                ' being read to know more')
-        exports = self._exports()
-        if base_export not in exports:
-            if base is None:
-                return False  # The daemon is a new one.
-            self._add(base_export, base.nodes(naming.node_name('b', manifest.image_id)))
-        if cache_path is None or manifest.made.cache_image is None:
-            return True
-        cache_export = cache_export_name(manifest)
-        if cache_export not in exports:
-            self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
-                naming.node_name('c', cache_export)))
-            self._retire(manifest.image_id, keep=cache_export, keep_bases=True)
-        return True
+        self.ensure_file(manifest.made.base_export, lambda: self._clones.base(manifest),
+                         naming.node_name('b', manifest.image_id))
+        if cache_path is not None and manifest.made.cache_image is not None:
+            cache, export = Base(cache_path, 'raw', 0), cache_export_name(manifest)
+            self.ensure_file(export, lambda: cache, naming.node_name('c', export))
 
     def ensure_file(self, export: str, file: Callable[[], Base], node: str) -> None:
         """Serve a file under a name; ``file`` tells which, if it is not served, ``node`` its node.
 
         :raises StorageDaemonError: if the daemon refuses, or the file is gone.
         """
-        if not self._is_served(export):
-            served = file()
+        if self._is_served(export):
+            return
+        image_id, served = naming.image_of(export), None
+        while True:
+            if served is None and export not in self._served:
+                served = file()  # Nobody waits where Ceph may be asked.
             with self._alone():
-                if export not in self._exports():
-                    self._add(export, served.nodes(node))
+                leaving = self._leaving.get(export)
+                if leaving is None:
+                    if image_id in self._suspended:
+                        raise exception.StorageDaemonError(
+                            f'exporter: the base of {image_id} cannot be read in a place; all of it'
+                            ' is being read to know more')
+                    if export in self._exports():
+                        return
+                    if served is not None:
+                        self._add(export, served.nodes(node))
+                        if export.startswith(f'{naming.EXPORT_CACHE}-'):
+                            self._retire(image_id, keep=export, keep_bases=True)
+                        return
+                    continue  # The daemon is a new one.
+            # Its file is being removed, or is not after all: that takes milliseconds.
+            if not leaving.wait(_PATIENCE_SECONDS):
+                raise exception.StorageDaemonBusy(f'exporter: {export} is being removed')
 
     def switch_cache(self, manifest: Manifest, path: str) -> None:
         """Serve a cache image from another file of the same bytes from now on, if it is served.

@@ -6,7 +6,6 @@ glance_bootcache/warming/warmjobs.py has the rules; here is the thread that foll
 import contextlib
 import dataclasses
 import http
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -219,10 +218,9 @@ class Warming:
             return
         try:
             aggregate = find(self._nova.aggregates(), job.aggregate)
-            held = self._hosts.held_since(job.image_id, -math.inf)
             with self._lock:
                 # Before Nova is asked: a host may be faster than Nova's answer.
-                job.ask(aggregate.hosts, held, self._clock())
+                job.ask(aggregate.hosts, self._clock())
             if aggregate.hosts:
                 LOG.info('image %s: Nova is asked to warm %d hosts of aggregate %s', job.image_id,
                          len(aggregate.hosts), job.aggregate)

@@ -33,13 +33,11 @@ class HostOutcome:
     :ivar outcome: that is known of it.
     :ivar reason: of the last error; empty if there was none, or it is warm.
     :ivar attempts: how many times Nova was asked to warm it.
-    :ivar held: it held the image already when Nova was asked first.
     """
 
     outcome: WarmOutcome = WarmOutcome.WAITING
     reason: str = ''
     attempts: int = 0
-    held: bool = False
 
     @property
     def is_final(self) -> bool:
@@ -89,17 +87,12 @@ class WarmJob:
     looked_at: float = 0.0
     ended_at: float = 0.0
 
-    def ask(self, hosts: Iterable[str], held: Iterable[str], now: float) -> None:
-        """Note that Nova is about to be asked; hosts that have left the aggregate are left out.
-
-        :param held: hosts that hold the image by now.
-        """
-        present = set(held)
+    def ask(self, hosts: Iterable[str], now: float) -> None:
+        """Note that Nova is about to be asked; hosts that have left the aggregate are left out."""
         self.phase, self.reason = WarmPhase.ASKED, ''
         self.attempts += 1
         self.asked_at = self.heard_at = now
-        self.hosts = {name: self.hosts.get(name) or HostOutcome(held=name in present)
-                      for name in hosts}
+        self.hosts = {name: self.hosts.get(name, HostOutcome()) for name in hosts}
         for known in self.hosts.values():
             if not known.is_final:
                 known.outcome = WarmOutcome.WAITING
@@ -131,8 +124,7 @@ class WarmJob:
         self.looked_at = now
         for name, known in self.hosts.items():
             if not known.is_final and holding.get(name, -1) >= generation:
-                self.report(name, WarmOutcome.EXISTING if known.held else WarmOutcome.CACHED, '',
-                            now)
+                self.report(name, WarmOutcome.CACHED, '', now)
 
     def close(self, now: float, timeout: float, attempts: int,
               seen: Mapping[str, float]) -> list[str]:

@@ -4,12 +4,11 @@ glance_bootcache/warming/warmjobs.py has the rules; here is the thread that foll
 """
 
 import contextlib
-import dataclasses
 import http
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from keystoneauth1 import exceptions as ks_exceptions
 from novaclient import client as nova_client
@@ -37,13 +36,8 @@ LOG = logging.getLogger(__name__)
 _API_VERSION = '2.81'
 
 
-@dataclasses.dataclass(frozen=True)
-class Aggregate:
-    """A host aggregate.
-
-    :ivar number: Nova's id.
-    :ivar hosts: names of its compute hosts.
-    """
+class Aggregate(NamedTuple):
+    """A host aggregate: Nova's id, and the names of its compute hosts."""
 
     number: int
     hosts: tuple[str, ...]
@@ -315,14 +309,13 @@ class Warming:
             raise RequestRefused(why_not)
         try:
             known = self._nova.aggregates()
+            for name in names:
+                find(known, name)
         except RequestRefused:
             raise
         except Exception as error:
             # It is asked again, in the background.
             LOG.warning('Nova cannot be asked for its aggregates yet: %s', away.told(error))
-        else:
-            for name in names:
-                find(known, name)
         now = self._clock()
         with self._lock:
             self._forget(now, len(names))

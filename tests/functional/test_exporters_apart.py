@@ -44,7 +44,6 @@ def test_what_is_made_is_served_to_nobody_before_it_is_asked_for(node, one, stor
     one.gets_nothing(answer, answer['base_export'])
     node.cache_path = store.cache_path(node.manifest)
     assert one.lists(one.asks()) == {answer[name] for name in ('base_export', 'cache_export')}
-    rebuilding.stop()
     tiers.stop()
 
 

@@ -130,9 +130,9 @@ class Exporter:
         :raises StorageDaemonError: if it does not come up.
         """
         with self._alone():
-            self.adopt()
+            self._end_other()
             started = self._daemon.ensure_running()
-            self._exports()
+            self._look()
         return started
 
     def adopt(self) -> Collection[str]:
@@ -147,8 +147,11 @@ class Exporter:
                 return ()
             with self._daemon.session():
                 served = tuple(self._look())
-                return served if admission.end_other(
-                    self._daemon, self._admitted, bool(self.certificate), self._throttle) else ()
+                return served if self._end_other() else ()
+
+    def _end_other(self) -> bool:
+        return admission.end_other(self._daemon, self._admitted, bool(self.certificate),
+                                   self._throttle)
 
     @property
     def runs(self) -> bool:
@@ -336,10 +339,12 @@ class Exporter:
 
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        with self._daemon.session():
+        with self._daemon.session() as session:
             files = self._daemon.node_files()
-            return {export: files[node] for export, node in self._daemon.exports().items()
-                    if export.startswith(f'{naming.EXPORT_CACHE}-') and node in files}
+            return {entry['id']: files[entry['node-name']]
+                    for entry in session.execute('query-block-exports')
+                    if entry['id'].startswith(f'{naming.EXPORT_CACHE}-')
+                    and entry['node-name'] in files}
 
     @contextlib.contextmanager
     def withdrawn(self, manifest: Manifest) -> Iterator[bool]:

@@ -129,19 +129,13 @@ class SmallCA:
                 f'{path} is no certificate ({error}), and for what it was is not known; move'
                 f' {self._path(name)} away, and name all addresses of the host') from error
 
-    def _issued(self, name: str) -> dict[int, None]:
+    def _issued(self, name: str) -> list[int]:
         """Return the numbers of all certificates that a host got, in their order."""
-        serials: dict[int, None] = {}
         try:
             with open(self._path(_ISSUED + name)) as stream:
-                serials.update((int(line, 16), None) for line in stream)
+                return [int(line, 16) for line in stream]
         except FileNotFoundError:
-            pass
-        for files in _USES:
-            path = self._path(name, f'{files}-cert.pem')
-            if os.path.exists(path):
-                serials[tls.read(path).serial_number] = None
-        return serials
+            return []
 
     def revoke(self, names: Iterable[str]) -> str:
         """Revoke all certificates that hosts got, beside what was revoked before.
@@ -160,7 +154,7 @@ class SmallCA:
             issued = self._issued(name)
             if not issued:
                 raise exception.RequestRefused(f'{name} has no certificate in {self._directory}')
-            serials.update(issued)
+            serials.update(dict.fromkeys(issued))
         now = datetime.datetime.now(datetime.UTC)
         revoked = x509.CertificateRevocationListBuilder().issuer_name(
             self._certificate.subject).last_update(now - _EARLIER).next_update(

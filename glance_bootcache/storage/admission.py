@@ -1,6 +1,6 @@
 """Whom the exporter lets in, and where: a daemon that runs is kept unless it does otherwise."""
 
-import re
+import fnmatch
 from collections.abc import Sequence
 
 from oslo_config import cfg
@@ -33,9 +33,9 @@ def is_named(certificate: str, names: Sequence[str]) -> bool:
 
     :param names: as the option tls_client_names has them; none for all.
     """
-    patterns = (''.join({'*': '.*', '?': '.'}.get(one, re.escape(one)) for one in name)
-                for name in names)
-    return not names or any(re.fullmatch(pattern, certificate) for pattern in patterns)
+    # No other characters stand for others.
+    return not names or any(fnmatch.fnmatchcase(certificate, name.replace('[', '[[]'))
+                            for name in names)
 
 
 def end_other(daemon: StorageDaemon, admission: tls.Admission | None, only: bool,

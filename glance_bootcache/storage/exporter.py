@@ -13,6 +13,7 @@ read took 23 ms.
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -407,14 +408,12 @@ class Exporter:
                     LOG.info('image %s: its %s is not served until it is asked for',
                              naming.image_of(export), export.partition('-')[0])
 
-    def _remove(self, export: str, disconnect: bool,
-                unless_asked_since: float | None = None) -> bool:
+    def _remove(self, export: str, disconnect: bool, unless_asked_since: float = math.inf) -> bool:
         """Serve an export no more that is served; return whether it and its nodes are gone."""
         node, gone = self._served.pop(export), False
         try:
             # Who asks from now on does not find it, and waits for the monitor.
-            gone = (unless_asked_since is None
-                    or self._asked_at.get(export, 0.0) <= unless_asked_since) \
+            gone = self._asked_at.get(export, 0.0) <= unless_asked_since \
                 and self._daemon.remove_export(export, disconnect=disconnect)
         except exception.StorageDaemonError:
             self._served_by = None
@@ -448,9 +447,9 @@ class Exporter:
         except exception.StorageDaemonError:
             # It may be another daemon than the one that is remembered, or come to it yet.
             self._served_by = None
-            self._served[export] = top
             raise
-        self._served[export] = top
+        finally:
+            self._served[export] = top
 
     @property
     def log_path(self) -> str:

@@ -236,7 +236,9 @@ class Warming:
             job.not_answered(reason, now)
             if away.is_refused(error):
                 # So it would be for all others.
-                warmjobs.wait_for(job, self._jobs.values())
+                for other in self._jobs.values():
+                    if other.phase is WarmPhase.WAITING:
+                        other.due = max(other.due, job.due)
         LOG.log(logging.DEBUG if away.lasting(job.reason) in before else logging.WARNING,
                 'image %s: aggregate %s cannot be warmed yet: %s; Nova is asked again in %.0f s',
                 job.image_id, job.aggregate, reason, job.due - now)

@@ -128,7 +128,8 @@ class WarmJob:
 
     def close(self, now: float, timeout: float, attempts: int,
               seen: Mapping[str, float]) -> list[str]:
-        """End the attempt if all hosts have reported, or none did for a time.
+        """End the attempt of a job that is to be looked at, if all hosts have reported, or none did
+        for a time.
 
         :param timeout: seconds without a report.
         :param attempts: how many there may be.
@@ -137,19 +138,16 @@ class WarmJob:
         :returns: names of the hosts that are not warm, if the attempt is over by this.
         """
         is_asked = self.phase is WarmPhase.ASKED
-        waiting = {name: known for name, known in self.hosts.items()
-                   if known.outcome == WarmOutcome.WAITING}
-        for name, known in waiting.items():
-            if is_asked and now - max(self.asked_at, seen.get(name, 0.0)) >= _SILENT_SECONDS:
+        for name, known in self.hosts.items():
+            if not is_asked or known.outcome != WarmOutcome.WAITING:
+                continue
+            if now - max(self.asked_at, seen.get(name, 0.0)) >= _SILENT_SECONDS:
                 known.report(WarmOutcome.ERROR, f'not heard of for {_SILENT_SECONDS:g} s; {_CURE}')
-            elif is_asked and now - self.heard_at >= timeout:
+            elif now - self.heard_at >= timeout:
                 known.report(WarmOutcome.ERROR, f'no report within {timeout:g} s; {_CURE}')
-        hosts = self.hosts.values()
         # While it waits for the next attempt, a host may have been warmed otherwise.
-        is_over = all(known.outcome != WarmOutcome.WAITING for known in hosts) if is_asked \
-            else self.phase is WarmPhase.WAITING and bool(hosts) \
-            and all(known.is_final for known in hosts)
-        if not is_over:
+        if any(known.outcome == WarmOutcome.WAITING if is_asked else not known.is_final
+               for known in self.hosts.values()):
             return []
         cold = [name for name, known in self.hosts.items() if known.outcome not in _WARM]
         self.unanswered = 0
@@ -209,13 +207,6 @@ def backoff(times: int) -> float:
     :param times: one or more.
     """
     return pause_seconds(times, _BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
-
-
-def wait_for(job: WarmJob, jobs: Iterable[WarmJob]) -> None:
-    """Have no job be due before one that waits: Nova answers none of them."""
-    for other in jobs:
-        if other.phase is WarmPhase.WAITING:
-            other.due = max(other.due, job.due)
 
 
 def may_start(jobs: Iterable[WarmJob], now: float, concurrency: int) -> list[WarmJob]:

@@ -59,6 +59,9 @@ def is_server(certificate: x509.Certificate) -> bool:
                for use in uses)
 
 
+_X509_FMT_PEM = 1
+
+
 class _Datum(ctypes.Structure):
     _fields_ = [('data', ctypes.c_char_p), ('size', ctypes.c_uint)]
 
@@ -77,7 +80,8 @@ def is_for(certificate: x509.Certificate, host: str) -> bool:
     if library.gnutls_x509_crt_init(ctypes.byref(handle)):
         raise OSError('GnuTLS has no memory')
     try:
-        if library.gnutls_x509_crt_import(handle, ctypes.byref(_Datum(pem, len(pem))), 1):
+        if library.gnutls_x509_crt_import(handle, ctypes.byref(_Datum(pem, len(pem))),
+                                          _X509_FMT_PEM):
             raise ValueError('GnuTLS cannot read the certificate')
         return bool(library.gnutls_x509_crt_check_hostname(handle, host.encode()))
     finally:

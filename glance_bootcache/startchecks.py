@@ -51,6 +51,7 @@ _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
          ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
          ks_exceptions.DiscoveryFailure, ks_exceptions.RequestTimeout)
 
+
 def check_place(conf: cfg.ConfigOpts) -> None:
     """Check what the exporter needs of this machine: a directory, an address, certificates.
 

@@ -124,8 +124,8 @@ class Warming:
         self._clock = clock
         self._lock = threading.Lock()  # guards the jobs; Nova is asked, and files read, without it
         self._jobs: dict[tuple[str, str], WarmJob] = {}
-        # Images of which manifests say that hosts are to be warmed for them.
-        self._undone: set[str] = set()
+        # Images of which manifests say that the policy is to be followed for them.
+        self._policy_images: set[str] = set()
         self._policy_looks = Backoff(self._conf.poll_interval, clock=clock)
         self._wake = threading.Event()
         self._stopping = False
@@ -175,7 +175,7 @@ class Warming:
             return manifest
         with self._lock:
             job.end(self._clock(), reason)
-            if self._is_policys(job):
+            if self._is_for_policy(job):
                 # It is not done: the manifest goes on saying that it is due, and once there is a
                 # cache image again it begins anew.
                 self._jobs.pop((job.image_id, job.aggregate), None)
@@ -245,10 +245,9 @@ class Warming:
 
     # The policy at registration.
 
-    def _is_policys(self, job: WarmJob) -> bool:
-        """Return whether a job is to be remembered until its image's manifest says that it is done.
-        """
-        return job.image_id in self._undone and job.aggregate in self._policy
+    def _is_for_policy(self, job: WarmJob) -> bool:
+        """Return whether a job is remembered until its image's manifest says that it is done."""
+        return job.image_id in self._policy_images and job.aggregate in self._policy
 
     def _follow_policy(self, now: float) -> None:
         """Begin with images that became ready for the first time, and note which are done."""
@@ -256,11 +255,11 @@ class Warming:
                   if manifest.wished.warm_due and manifest.standing is not Standing.SKIPPED}
         done = []
         with self._lock:
-            # What was done before an image is undone is of another content, or it was opted out.
-            begun = set(undone) - self._undone
+            # What was done before is of another content, or from before the image was opted out.
+            new = set(undone) - self._policy_images
             self._jobs = {key: job for key, job in self._jobs.items()
-                          if job.image_id not in begun or job.phase is not WarmPhase.DONE}
-            self._undone = set(undone)
+                          if job.image_id not in new or job.phase is not WarmPhase.DONE}
+            self._policy_images = set(undone)
             for image_id, state in undone.items():
                 if state is ImageState.READY:
                     jobs = [self._job(image_id, name, now, anew=False) for name in self._policy]
@@ -268,7 +267,7 @@ class Warming:
                         done.append(image_id)
         for image_id in done:
             self._store.change(image_id, _is_warm)
-        self._undone = self._undone.difference(done)
+        self._policy_images = self._policy_images.difference(done)
 
     def _job(self, image_id: str, aggregate: str, now: float, anew: bool) -> WarmJob | None:
         """Return the job of an image and an aggregate; None for too many. Call it with the lock.
@@ -286,7 +285,7 @@ class Warming:
     def _forget(self, now: float, room: int = 0) -> None:
         """Forget what has ended long ago, and more for the room that is needed; lock held."""
         ended = sorted((job for job in self._jobs.values()
-                        if job.phase is WarmPhase.DONE and not self._is_policys(job)),
+                        if job.phase is WarmPhase.DONE and not self._is_for_policy(job)),
                        key=lambda job: job.ended_at)
         over = len(self._jobs) + room - _MOST_JOBS
         for number, job in enumerate(ended):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, naming, tls
+from bootcache import certificates, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Manifest
@@ -221,10 +221,8 @@ class ServiceUpkeep:
 
     def _serve_again(self, exports: Collection[str], certificate: str) -> None:
         """Serve the images of exports that an exporter had which was ended."""
-        images = {naming.image_of(export) for export in exports}
-        serving.serve_again(
-            [manifest for manifest in map(self._store.known, images) if manifest is not None],
-            exports, functools.partial(self._tiers.serve, certificates=(certificate,)))
+        serving.serve_again(self._store.known, exports, functools.partial(
+            self._tiers.serve, certificates=(certificate,)))
 
     def keep_needed(self, manifests: Sequence[Manifest]) -> None:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.

@@ -6,7 +6,6 @@ nothing new, whatever is not known of a host: it ends when nobody reads what it 
 """
 
 import contextlib
-import functools
 import glob
 import heapq
 import operator
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -31,9 +30,11 @@ from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage import admission, clients, exporter, servedexports, serving
 from glance_bootcache.storage.clients import Client, Clients
 from glance_bootcache.storage.exporter import Exporter
-from glance_bootcache.storage.servedexports import ServedExports
+from glance_bootcache.storage.servedexports import ServedExports, ServedImage
 
 LOG = logging.getLogger(__name__)
+
+T = TypeVar('T')
 
 # Stands for the one of all hosts, in place of the name in a certificate.
 COMMON = ''
@@ -114,18 +115,17 @@ class Exporters:
                 ' [bootcache]export_ports; its host gets one when it asks')
         return self._exporter_of(client)
 
-    def _all_own(self) -> list[Exporter]:
+    def _every(self) -> list[Exporter]:
         with self._lock:
-            return list(self._own.values())
+            return [*self._own.values(), self.common]
 
     def _serving(self, image_id: str = '') -> list[Exporter]:
         """Return those that may serve something.
 
         :param image_id: of that image, or that export; empty for any.
         """
-        return [each for each in self._all_own()
-                if (not image_id or each.may_serve(image_id)) and each.runs] \
-            + [self.common] * (not self._has_own or self.common.runs)
+        return [each for each in self._every() if (each is self.common and not self._has_own)
+                or ((not image_id or each.may_serve(image_id)) and each.runs)]
 
     def check(self) -> None:
         """Check that exporters answer: the one of all hosts, or those of single hosts that run.
@@ -140,16 +140,16 @@ class Exporters:
                 ' glance-bootcache')
 
     @staticmethod
-    def _all(steps: Iterable[Callable[[], bool | None]]) -> bool:
+    def _all(those: Iterable[T], step: Callable[[T], bool | None]) -> bool:
         """Take a step with each exporter: one that hangs keeps nobody from it but itself.
 
         :returns: whether all have said so.
         :raises StorageDaemonError: of the last that failed, when all others are done.
         """
         failed, whole = None, True
-        for step in steps:
+        for each in those:
             try:
-                whole = bool(step()) and whole
+                whole = bool(step(each)) and whole
             except exception.StorageDaemonError as error:
                 failed = error
         if failed is not None:
@@ -239,7 +239,7 @@ class Exporters:
 
     def save_served(self) -> None:
         """Write ``exports.json``, if what is served has changed."""
-        readers = [self.common, *self._all_own()]
+        readers = self._every()
         # One that has just ended serves again what it served.
         if all(each.has_told for each in readers) and (self._has_own or self.common.runs):
             self._served.write({each.certificate: set(each.served) for each in readers})
@@ -256,21 +256,25 @@ class Exporters:
                      if not self._has_own or self._clients.find(client) is not None] \
                 if exports is None else [certificate] * (image.base_export in exports)
             if whose:
-                serving.serve(image.manifest(), functools.partial(
-                    self.ensure, cache_path=image.cache_path, certificates=whose))
+                self._serve_as_before(image, whose)
+
+    def _serve_as_before(self, image: ServedImage, whose: Collection[str]) -> None:
+        serving.serve(image.manifest(), lambda manifest: self.ensure(
+            manifest, image.cache_path, whose))
 
     def _due(self) -> list[Exporter]:
         """Return the exporters that are to be looked at in a round, in this order."""
         unknown: list[Exporter] = []
         asked: list[Exporter] = []
         others: list[Exporter] = []
-        for each in self._all_own():
-            (unknown if not each.is_known else asked if each.certificate in self._asked
-             else others).append(each)
+        for each in self._every():
+            if each is self.common and not self._has_own:
+                continue
+            (unknown if not each.is_known or each is self.common
+             else asked if each.certificate in self._asked else others).append(each)
         adopted_at = operator.attrgetter('adopted_at')
         return sorted((*unknown, *heapq.nsmallest(MOST_LOOKS, asked, adopted_at),
-                       *heapq.nsmallest(MOST_LOOKS, others, adopted_at),
-                       *[self.common] * self._has_own), key=adopted_at)
+                       *heapq.nsmallest(MOST_LOOKS, others, adopted_at)), key=adopted_at)
 
     def _end_unknown(self) -> None:
         """End exporters of hosts that are not known, and remove their files.
@@ -313,17 +317,9 @@ class Exporters:
         :param idle: seconds for which nobody has asked.
         :raises StorageDaemonError: if one does not answer.
         """
-        def end(each: Exporter, whose: str) -> None:
-            if each.end_unused(idle):
-                LOG.info('exporter: nobody reads by that of %s any more, and its port is closed',
-                         whose)
-
-        with self._lock:
-            own = list(self._own.items())
         try:
-            self._all([functools.partial(end, each, f'{client.certificate} at {client.port}')
-                       for client, each in own] + [functools.partial(
-                           end, self.common, 'all hosts')] * (self._has_own and self.common.runs))
+            self._all((each for each in self._every() if self._has_own or each is not self.common),
+                      lambda each: each.end_unused(idle))
         finally:
             self._clients.drop(self._runs)
             self._save()
@@ -331,17 +327,17 @@ class Exporters:
     @property
     def runs(self) -> bool:
         """Whether any of them does."""
-        return any(each.runs for each in (*self._all_own(), self.common))
+        return any(each.runs for each in self._every())
 
     @property
     def log_paths(self) -> list[str]:
         """The paths of their logs; there need not be any."""
-        return [each.log_path for each in (*self._all_own(), self.common)]
+        return [each.log_path for each in self._every()]
 
     def may_serve(self, log_path: str, export: str) -> bool:
         """Tell whether the exporter of a log may serve an export, without asking it."""
         return any(each.log_path == log_path and each.may_serve(export)
-                   for each in (*self._all_own(), self.common))
+                   for each in self._every())
 
     # Images.
 
@@ -357,9 +353,8 @@ class Exporters:
             hosts have exporters of their own for none before it asks.
         :raises StorageDaemonError: if a daemon refuses.
         """
-        self._all(functools.partial(self._of(certificate).ensure, manifest, cache_path)
-                  for certificate in (self.of_hosts(()) if certificates is None
-                                      else certificates))
+        self._all(self.of_hosts(()) if certificates is None else certificates,
+                  lambda certificate: self._of(certificate).ensure(manifest, cache_path))
         self._served.record(manifest, cache_path)
 
     def ensure_stored(self, manifest: Manifest, certificate: str = COMMON) -> str:
@@ -397,8 +392,8 @@ class Exporters:
 
     def switch_cache(self, manifest: Manifest, path: str) -> None:
         """Serve a cache image from another file of the same bytes: ``Exporter.switch_cache``."""
-        self._all(functools.partial(each.switch_cache, manifest, path)
-                  for each in self._serving(manifest.image_id))
+        self._all(self._serving(manifest.image_id),
+                  lambda each: each.switch_cache(manifest, path))
 
     def cache_places(self) -> dict[str, set[str]]:
         """Return the files from which cache images are served now, by their exports.
@@ -422,7 +417,7 @@ class Exporters:
         """Stop serving a cache image to anybody within the block: see ``Exporter.withdrawn``."""
         with contextlib.ExitStack() as stack:
             yield all(stack.enter_context(each.withdrawn(manifest))
-                      for each in (self.common, *self._all_own()))
+                      for each in self._every())
 
     def withdraw_idle(self, needed_by: Mapping[str, Collection[str]], idle: float) -> None:
         """Serve images no more to those who have not asked for them in a while, nor need them.
@@ -434,21 +429,18 @@ class Exporters:
         :param idle: seconds.
         :raises StorageDaemonError: if a daemon does not answer.
         """
-        def is_unneeded(certificate: str, image_id: str) -> bool:
-            return image_id in needed_by and certificate not in needed_by[image_id]
-
-        self._all(functools.partial(
-            each.withdraw_idle, functools.partial(is_unneeded, each.certificate), idle,
-            with_cache=self._has_own) for each in self._serving())
+        self._all(self._serving(), lambda each: each.withdraw_idle(
+            lambda image_id: image_id in needed_by
+            and each.certificate not in needed_by[image_id], idle, with_cache=self._has_own))
 
     def retire(self, image_id: str, with_base: bool) -> bool:
         """Stop serving an image: see ``Exporter.retire``."""
-        return self._all(functools.partial(each.retire, image_id, with_base)
-                         for each in self._serving(image_id)) and with_base
+        return self._all(self._serving(image_id),
+                         lambda each: each.retire(image_id, with_base)) and with_base
 
     def cut_off(self, export: str) -> None:
         """Stop serving an export that cannot be read: see ``Exporter.cut_off``."""
-        self._all(functools.partial(each.cut_off, export) for each in self._serving(export))
+        self._all(self._serving(export), lambda each: each.cut_off(export))
 
     def keep_open(self, manifests: Iterable[Manifest]) -> None:
         """Have those bases in Ceph open that any exporter serves, and no others.
@@ -457,7 +449,7 @@ class Exporters:
 
         :param manifests: all that there are.
         """
-        readers = [self.common, *self._all_own()]
+        readers = self._every()
         # What one serves that has not answered yet since this process runs is not known, nor what
         # one is to serve again that was just ended.
         may_end = all(each.has_told for each in readers) and all(
@@ -475,7 +467,8 @@ class Exporters:
 
         One that hangs is among them: ``start`` looks at them, and nobody waits for that.
         """
-        return {each.certificate for each in self._all_own() if not each.is_known}
+        return {each.certificate for each in self._every()
+                if each is not self.common and not each.is_known}
 
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""

@@ -71,7 +71,7 @@ def test_one_that_hangs_disturbs_no_image_but_those_that_it_serves(node, one, ot
         caplog.clear()
         for _round in range(3):
             exporters.start()
-            serving.serve_again([node.manifest], [f'base-{IMAGE}'], lambda manifest:
+            serving.serve_again({IMAGE: node.manifest}.get, [f'base-{IMAGE}'], lambda manifest:
                                 exporters.ensure(manifest, None, (one.certificate,)))
         assert 1 <= sum(record.levelname == 'WARNING' for record in caplog.records) <= 2
         with pytest.raises(exception.StorageDaemonError):
@@ -140,8 +140,8 @@ def test_renewed_certificates_take_few_exporters_away_at_a_time(node, one, other
         assert exports and not node.exporter._of(certificate).runs
         left.remove(certificate)
         assert all(handles[name].pread(512, 0) for name in left), 'the others are read from'
-        serving.serve_again([node.manifest], exports, lambda manifest: node.exporter.ensure(
-            manifest, node.cache_path, (certificate,)))
+        serving.serve_again({IMAGE: node.manifest}.get, exports, lambda manifest:
+                            node.exporter.ensure(manifest, node.cache_path, (certificate,)))
         host = next(host for host in (one, other) if host.certificate == certificate)
         assert host.lists(told[certificate]) == {told[certificate][name] for name in (
             'base_export', 'cache_export')}

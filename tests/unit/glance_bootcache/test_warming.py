@@ -102,7 +102,7 @@ def test_a_lost_report_is_made_up_for_by_what_the_host_holds(ready):
     ready.table.report('one', None)
     ready.table.report('two', holding(IMAGE))
     step(ready)
-    assert outcomes(ready)['racks'] == {'one': 'existing', 'two': 'cached'}
+    assert outcomes(ready)['racks'] == {'one': 'cached', 'two': 'cached'}
 
 
 def test_what_a_host_is_to_let_go_of_does_not_make_it_warm(ready):

@@ -270,8 +270,14 @@ class ImageStore:
                     WorkingSetRow.image_id == image_id, WorkingSetRow.sha256 != new))
             return True
 
-        if not self._database.write(replace):
-            return False
+        try:
+            if not self._database.write(replace):
+                return False
+        except DatabaseAway:
+            # It may be written, and its answer be lost.
+            with contextlib.suppress(DatabaseAway):
+                self._read_again(image_id)
+            raise
         self._remember(image_id, _Held(version, stamped))
         if before - after:
             steps.reached('replace: written')

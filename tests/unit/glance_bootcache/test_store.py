@@ -267,10 +267,12 @@ def test_a_row_that_is_not_as_in_memory_is_read_again(store, again, lost):
     lost()
     with pytest.raises(DatabaseAway):
         store.change(IMAGE, lambda known: known.wishing(pinned=True))
+    assert store.load(IMAGE).wished.pinned
     other = again()
     other.add(Manifest(OTHER))
+    other.change(IMAGE, lambda known: known.wishing(quota=1))
     assert store.refresh() == [IMAGE, OTHER]
-    assert store.load(IMAGE).wished.pinned and store.load(OTHER) == other.load(OTHER)
+    assert store.load(IMAGE).wished.quota == 1 and store.load(OTHER) == other.load(OTHER)
     lost()
     with pytest.raises(DatabaseAway):
         store.remove(OTHER)

@@ -417,6 +417,19 @@ def test_what_no_row_names_is_left_and_told(store, again):
     assert names(store) == ['cache-0.qcow2'] and manifest is not None
 
 
+def test_what_is_made_while_that_is_told_is_of_a_row(store, again, monkeypatch):
+    fill(store)
+    listdir = os.listdir
+
+    def listed(path):
+        if path == store.directory(IMAGE):
+            made(store, FileKind.BASE, '.img')
+        return listdir(path)
+
+    monkeypatch.setattr(os, 'listdir', listed)
+    assert again().files.unnamed() == []
+
+
 def test_a_kill_between_the_row_and_the_files_leaves_nothing(store, again, monkeypatch, database):
     fill(store)
 

@@ -244,6 +244,15 @@ class Exporters:
         if all(each.has_told for each in readers) and (self._has_own or self.common.runs):
             self._served.write({each.certificate: set(each.served) for each in readers})
 
+    def start_as_before(self) -> None:
+        """Have the daemons run, and serve what ``exports.json`` says; called again and again, as
+        one may end, and what could not be served may be there by then.
+
+        :raises StorageDaemonError: as of ``start``.
+        """
+        self.start(self.serve_as_before)
+        self.serve_as_before()
+
     def serve_as_before(self, exports: Collection[str] | None = None,
                         certificate: str = COMMON) -> None:
         """Serve what ``exports.json`` says was served; what fails is logged.

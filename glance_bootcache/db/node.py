@@ -15,7 +15,7 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from bootcache import savefile
-from bootcache.exception import ConfigurationError, DatabaseAway
+from bootcache.exception import ConfigurationError
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
@@ -146,7 +146,8 @@ class StorageNode:
                     self._replaced()
                     return
                 self._throttle.recovered('', 'the database answers')
-            except DatabaseAway as error:
+            except Exception as error:
+                # Drivers have more ways to fail on a connection that breaks.
                 self._throttle.warning('', '%s', error)
                 continue
             beats += 1

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 
 import pytest
 import sqlalchemy as sa
@@ -121,6 +122,27 @@ def test_a_database_that_is_replaced_under_a_process_is_found(database, path, re
     first._database = replace(database, backup)
     assert not first.beat()
     first._database.close()
+
+
+def test_an_error_of_a_driver_does_not_end_the_beats(database, path, monkeypatch):
+    first, beaten, errors = StorageNode(database, path, 'one', no_sleep), threading.Event(), []
+    beat = first.beat
+
+    def beat_once_more():
+        if not errors:
+            errors.append(AttributeError('as PyMySQL of a connection that was cut'))
+            raise errors[0]
+        beat()
+        beaten.set()
+        return True
+
+    monkeypatch.setattr(node, 'BEAT_SECONDS', 0.01)
+    monkeypatch.setattr(first, 'beat', beat_once_more)
+    first.start(lambda: pytest.fail('it is the same database'))
+    try:
+        assert beaten.wait(60)
+    finally:
+        first.stop()
 
 
 def test_a_lost_answer_is_no_other_database(database, path):

@@ -302,7 +302,11 @@ def test_what_exporters_of_hosts_served_they_serve_after_a_reboot(known, machine
                                virtual_bytes=4096)
     machine.running.clear()
     known.start()
-    known.ensure(manifest, None, ['CN=host-3', 'CN=host-7'])
+    known.ensure(manifest, None, ['CN=host-3'])
+    known.save_served()
+    # One that does not tell keeps none of the others from the file, and is in it as it was.
+    machine.running['exporter-20003'] = {}
+    known.ensure(manifest, None, ['CN=host-7'])
     known.save_served()
     machine.running.clear()
     again = Exporters(storage_conf, str(tmp_path / 'clients.json'))

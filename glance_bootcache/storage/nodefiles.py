@@ -6,6 +6,7 @@ database that is empty, or an older one, destroys nothing.
 
 import contextlib
 import enum
+import glob
 import os
 import threading
 from collections.abc import Callable, Collection
@@ -17,6 +18,7 @@ from oslo_utils import uuidutils
 
 from bootcache import naming
 from bootcache.ceph import places
+from bootcache.ceph.rbd import HEAD
 from bootcache.exception import DatabaseAway, Interrupted
 from bootcache.manifest import Manifest
 from glance_bootcache.db.engine import Database, delete, upsert
@@ -85,7 +87,10 @@ class NodeFiles:
         """Have what an earlier process was making be retiring; nothing may be in hand.
 
         :raises DatabaseAway: if the database does not answer.
+        :raises OSError: if what it was looking at of a clone, which has no row, cannot be removed.
         """
+        for path in glob.glob(os.path.join(glob.escape(self._images), '*', f'{HEAD}*')):
+            os.unlink(path)
         if self._may_remove():
             self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
                 FileRow.node_id == self._node_id, FileRow.state == FileState.MAKING.value).values(

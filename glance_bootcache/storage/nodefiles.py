@@ -174,7 +174,8 @@ class NodeFiles:
         """
         # First: what is being made has a row before it is there.
         found = [(image_id, name) for image_id in self.images()
-                 for name in sorted(os.listdir(os.path.join(self._images, image_id)))]
+                 for name in sorted(os.listdir(os.path.join(self._images, image_id)))
+                 if not name.startswith(HEAD)]
         known = {(row.image_id, row.name) for row in self._database.read(
             lambda connection: connection.execute(sa.select(FileRow.image_id, FileRow.name).where(
                 FileRow.node_id == self._node_id)).all())}

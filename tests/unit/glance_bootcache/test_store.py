@@ -428,6 +428,9 @@ def test_what_is_made_while_that_is_told_is_of_a_row(store, again, monkeypatch):
     def listed(path):
         if path == store.directory(IMAGE):
             made(store, FileKind.BASE, '.img')
+            # Of a clone that is looked at.
+            with open(store.path(IMAGE, f'{HEAD}abcdefgh'), 'w'):
+                pass
         return listdir(path)
 
     monkeypatch.setattr(os, 'listdir', listed)

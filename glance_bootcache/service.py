@@ -109,20 +109,15 @@ class StorageService:
         messagesize.register_bounds()
         state_dir = conf[bootcache_conf.GROUP].state_dir
         exporter = Exporters(conf, os.path.join(state_dir, 'clients.json'))
-
-        def keep_serving() -> None:
-            if exporter.start(exporter.serve_as_before):
-                exporter.serve_as_before()
-
-        exporter.start(exporter.serve_as_before)
+        exporter.start_as_before()
         cacheimage.end_left_over()
-        exporter.serve_as_before()
-        database = start.wait_for(conf, keep_serving)
+        database = start.wait_for(conf, exporter.start_as_before)
         # It may go away again at any moment.
-        node, store = start.until_it_answers(lambda: self._opened(database), keep_serving)
+        node, store = start.until_it_answers(lambda: self._opened(database),
+                                             exporter.start_as_before)
         needs, last_uses, orders, records = start.until_it_answers(
             lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
-                     Records(database)), keep_serving)
+                     Records(database)), exporter.start_as_before)
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
             manifest, store.cache_path(manifest)))

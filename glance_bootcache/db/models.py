@@ -4,6 +4,7 @@ Types hold for InnoDB with utf8mb4, PostgreSQL and SQLite. Names compare byte by
 usual collation takes ``Host-1`` and ``host-1`` for the same.
 """
 
+import enum
 from typing import Any
 
 import sqlalchemy as sa
@@ -210,6 +211,14 @@ class WorkingSetRow(Model):
     body = orm.mapped_column(
         sa.LargeBinary().with_variant(mysql.MEDIUMBLOB, 'mysql', 'mariadb'), nullable=False,
         doc='the text, JSON as `Working set`_ has it, compressed by zlib')
+
+
+class FileState(enum.StrEnum):
+    """How far what was made on a storage node is: see ``FileRow``."""
+
+    MAKING = 'making'
+    READY = 'ready'
+    RETIRING = 'retiring'
 
 
 class FileRow(Model):

@@ -15,10 +15,11 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from bootcache import savefile
-from bootcache.exception import ConfigurationError, DatabaseAway
+from bootcache.exception import ConfigurationError
 from bootcache.util.logthrottle import LogThrottle
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
-from glance_bootcache.db.models import IdentityRow, StorageNodeRow
+from glance_bootcache.db.models import FileRow, FileState, IdentityRow, StorageNodeRow
 
 LOG = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class StorageNode:
         self._throttle = LogThrottle(LOG)
         known = _read(path)
         self._uuid = known.node if known is not None else str(uuid.uuid4())
-        _check_alone(database, name, self._uuid, sleep)
+        _check_alone(database, self._uuid, sleep)
         try:
             self._claimed = database.write(
                 lambda connection: _claim(connection, self._uuid, name, known))
@@ -145,7 +146,8 @@ class StorageNode:
                     self._replaced()
                     return
                 self._throttle.recovered('', 'the database answers')
-            except DatabaseAway as error:
+            except Exception as error:
+                # Drivers have more ways to fail on a connection that breaks.
                 self._throttle.warning('', '%s', error)
                 continue
             beats += 1
@@ -198,24 +200,25 @@ def _read(path: str) -> NodeFile | None:
         return None
 
 
-def _check_alone(database: Database, name: str, own: str, sleep: Callable[[float], None]) -> None:
-    """Check that no other process beats by a name; one on this machine has the lock of its own.
+def _check_alone(database: Database, own: str, sleep: Callable[[float], None]) -> None:
+    """Check that no other process beats there; one on this machine has the lock of its own.
 
     :raises ConfigurationError: if one does.
     """
-    def look(connection: sa.Connection) -> Any:
-        return connection.execute(sa.select(StorageNodeRow.beat).where(
-            StorageNodeRow.name == name, StorageNodeRow.uuid != own)).scalar()
+    def look(connection: sa.Connection) -> dict[str, int]:
+        return {row.name: row.beat for row in connection.execute(sa.select(
+            StorageNodeRow.name, StorageNodeRow.beat).where(StorageNodeRow.uuid != own))}
 
     before = database.read(look)
-    if before is None:
+    if not before:
         return
-    # The state directory of before is lost, or the name is another node's.
+    # The state directory of before is lost, or the database is another node's.
     sleep(3 * BEAT_SECONDS)
-    if database.read(look) != before:
-        raise ConfigurationError(
-            f'[DEFAULT]host: another glance-bootcache works as {name} with {database}; give each'
-            ' another name, and each its own [database]connection')
+    for name, beat in database.read(look).items():
+        if beat != before.get(name):
+            raise ConfigurationError(
+                f'[{db_conf.GROUP}]connection: another glance-bootcache works as {name} with'
+                f' {database}; give each its own, and its own [DEFAULT]host')
 
 
 def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | None) -> _Claimed:
@@ -239,6 +242,10 @@ def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | Non
     else:
         connection.execute(sa.update(StorageNodeRow).where(
             StorageNodeRow.id == row.id).values(values))
+    if is_restored and row is not None:
+        # It was made since, and servers may read from it: without a row it is left.
+        connection.execute(sa.delete(FileRow).where(
+            FileRow.node_id == row.id, FileRow.state == FileState.MAKING.value))
     made = connection.execute(
         sa.select(StorageNodeRow.id).where(StorageNodeRow.uuid == own)).scalar()
     assert made is not None

@@ -230,7 +230,8 @@ class Controller:
         """
         if self._running.of(image_id) is not None:
             return
-        if self._store.change(image_id, policy.asked_for) is None:
+        if self._store.change(image_id, lambda record: policy.asked_for(
+                record, self._store.has_lost_base(record))) is None:
             with self._lock:
                 self._asked_for[image_id] = True
         self.queue.add(image_id)

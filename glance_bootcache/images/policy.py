@@ -447,10 +447,13 @@ def requested(record: Manifest) -> Manifest:
     return dataclasses.replace(record, goal=Goal.NONE).wishing(requested=True, held=False)
 
 
-def asked_for(record: Manifest) -> Manifest:
-    """Return a record of an image from which a server boots, and whose base is not here."""
+def asked_for(record: Manifest, is_lost: bool = False) -> Manifest:
+    """Return a record of an image from which a server boots, and whose base is not here.
+
+    :param is_lost: whether it was.
+    """
     return record.standing_at(Standing.WANTED, goal=Goal.SERVE) \
-        if snapshotrules.is_left(record) \
+        if snapshotrules.is_left(record) or (is_lost and record.standing is Standing.DONE) \
         or (waits_for_its_owner(record) and not record.made.base_path) else record
 
 

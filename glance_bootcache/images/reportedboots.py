@@ -264,12 +264,16 @@ class ReportedBoots:
         manifest = self._store.load(image_id)
         if message.profile_token is not None:
             return self._plan_profile(manifest, message, message.profile_token)
-        if manifest is not None and not manifest.made.base_path and (
+        has_base = manifest is not None and bool(manifest.made.base_path) and not (
+            # It can be got again.
+            manifest.standing in (Standing.WANTED, Standing.DONE) and not manifest.is_missing
+            and self._store.has_lost_base(manifest))
+        if manifest is not None and not has_base and (
                 manifest.is_missing or (policy.is_put_off(manifest)
                                         and self._running.of(image_id) is None)):
             # To wait would be in vain; it is tried again by itself.
             return _stock(manifest)
-        if manifest is None or (not manifest.made.base_path and (
+        if manifest is None or (not has_base and (
                 manifest.standing in (Standing.WANTED, Standing.DONE)
                 or snapshotrules.is_left(manifest))):
             self._controller.prepare(image_id)
@@ -278,7 +282,7 @@ class ReportedBoots:
                         'reason': 'Glance does not have the image'}
             return {'action': BootAction.WAIT, 'reason': 'the image\'s base is being prepared',
                     'cause': PlanCause.BASE, 'ready_in': self._controller.ready_in(image_id)}
-        if not manifest.made.base_path:
+        if not has_base:
             return _stock(manifest)
         content, gives_out = self._tiers.check(manifest), policy.gives_out(manifest)
         if content is Content.WRONG or not gives_out:

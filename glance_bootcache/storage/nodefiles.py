@@ -6,6 +6,7 @@ database that is empty, or an older one, destroys nothing.
 
 import contextlib
 import enum
+import glob
 import os
 import threading
 from collections.abc import Callable, Collection
@@ -17,10 +18,11 @@ from oslo_utils import uuidutils
 
 from bootcache import naming
 from bootcache.ceph import places
+from bootcache.ceph.rbd import HEAD
 from bootcache.exception import DatabaseAway, Interrupted
 from bootcache.manifest import Manifest
 from glance_bootcache.db.engine import Database, delete, upsert
-from glance_bootcache.db.models import FileRow
+from glance_bootcache.db.models import FileRow, FileState
 
 LOG = logging.getLogger(__name__)
 
@@ -32,14 +34,6 @@ class FileKind(enum.StrEnum):
     CACHE_IMAGE = 'cache_image'
     DIFFERENCE = 'difference'
     CLONE = 'clone'
-
-
-class FileState(enum.StrEnum):
-    """How far it is."""
-
-    MAKING = 'making'
-    READY = 'ready'
-    RETIRING = 'retiring'
 
 
 def difference_name(cache_file: str) -> str:
@@ -93,7 +87,10 @@ class NodeFiles:
         """Have what an earlier process was making be retiring; nothing may be in hand.
 
         :raises DatabaseAway: if the database does not answer.
+        :raises OSError: if what it was looking at of a clone, which has no row, cannot be removed.
         """
+        for path in glob.glob(os.path.join(glob.escape(self._images), '*', f'{HEAD}*')):
+            os.unlink(path)
         if self._may_remove():
             self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
                 FileRow.node_id == self._node_id, FileRow.state == FileState.MAKING.value).values(
@@ -175,16 +172,15 @@ class NodeFiles:
         :raises DatabaseAway: if the database does not answer.
         :raises OSError: if a directory cannot be read.
         """
+        # First: what is being made has a row before it is there.
+        found = [(image_id, name) for image_id in self.images()
+                 for name in sorted(os.listdir(os.path.join(self._images, image_id)))
+                 if not name.startswith(HEAD)]
         known = {(row.image_id, row.name) for row in self._database.read(
             lambda connection: connection.execute(sa.select(FileRow.image_id, FileRow.name).where(
                 FileRow.node_id == self._node_id)).all())}
-        found = []
-        for image_id in self.images():
-            directory = os.path.join(self._images, image_id)
-            found += [os.path.join(directory, name) for name in sorted(os.listdir(directory))
-                      if not any((image_id, known_name) in known for known_name in
-                                 (name, name.rpartition('.')[0]))]
-        return found
+        return [os.path.join(self._images, image_id, name) for image_id, name in found
+                if not any((image_id, one) in known for one in (name, name.rpartition('.')[0]))]
 
     def images(self) -> list[str]:
         """Return the ids of images that have a directory here.

@@ -96,6 +96,13 @@ class ImageStore:
         cache = manifest.made.cache_image
         return self.path(manifest.image_id, cache.file) if cache else None
 
+    def has_lost_base(self, manifest: Manifest) -> bool:
+        """Return whether an image's base of the service's own is not there any more: its disk was
+        lost, and the database was not."""
+        path = manifest.made.base_path
+        return os.path.dirname(path) == self.directory(manifest.image_id) \
+            and not os.path.exists(path)
+
     def difference_path(self, image_id: str, cache_file: str) -> str:
         """Return where the difference is, or would be, that belongs to a cache image.
 

@@ -134,7 +134,7 @@ class StorageService:
         startchecks.check_cloud(conf)
         writer = Writer(database, [needs.changes, last_uses.changes, orders.changes])
         tiers = StorageTiers(conf, store, exporter, last_uses)
-        profile_boots = NovaProfileBoots(conf)
+        profile_boots = NovaProfileBoots(conf, store.files)
         images = Images(conf)
         hosts = Hosts(store, tiers, orders,
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
@@ -164,10 +164,10 @@ class StorageService:
         self._started = [writer, node, tiers, controller, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
-                                               TrialImages(conf)))
+                                               TrialImages(conf), store.files))
         snapshots = SnapshotJobs(
             conf, store, exporter,
-            Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
+            Sending(conf, [RbdSnapshots(conf, store.files), files], exporter, group.state_dir),
             Claims(conf, images, deletions.is_listed_without),
             records, images)
         snapshots.start()

@@ -12,7 +12,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,8 +133,11 @@ class _ProfileBoots(NovaProfileBoots):
         return any(path.read_text() == image_id
                    for path in Path(self._directory, 'host', 'instances').glob('*/image'))
 
-    def remove_leftovers(self, tokens: Callable[[], Collection[str]], tries: int = 1) -> int:
-        return 0
+    def remove_retired(self) -> None:
+        pass
+
+    def tell_unnamed(self) -> None:
+        pass
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: ImageJob) -> ProfileReport:

@@ -101,7 +101,8 @@ def test_another_database_is_told_of_and_nothing_is_removed_until_it_is_accepted
         store.retire_left()
         store.files.abandon(IMAGE, name)
         store.files.remove_retired()
-        store.files.remove_retired_clones(lambda clone: pytest.fail(clone))
+        for kind in FileKind:
+            store.files.remove_retired_of(kind, lambda *thing: pytest.fail(str(thing)))
         store.remove(IMAGE)
     assert len(os.listdir(store.directory(IMAGE))) == 2
     assert node.accept(database) == ['one'] and node.accept(database) == []

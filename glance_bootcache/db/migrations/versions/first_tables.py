@@ -111,6 +111,7 @@ def upgrade() -> None:
         sa.Column('name', sa.String(255), primary_key=True),
         sa.Column('kind', sa.String(16), nullable=False),
         sa.Column('state', sa.String(16), nullable=False),
+        sa.Column('made_at', sa.Double, nullable=False),
         **_TABLE)
     op.create_table(
         'hosts',

@@ -122,7 +122,7 @@ class StorageService:
         node, store = start.until_it_answers(lambda: self._opened(database), keep_serving)
         needs, last_uses, orders, records = start.until_it_answers(
             lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
-                     Records(database)), keep_serving)
+                     Records(database, node.id)), keep_serving)
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
             manifest, store.cache_path(manifest)))

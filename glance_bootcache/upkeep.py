@@ -151,14 +151,16 @@ class ServiceUpkeep:
         """Compare Glance's images with those that are known, once in an hour.
 
         What the sweep finds and no event told are lost notifications: images that went, changed, or
-        became active since the last sweep.
+        became active since the last sweep. Images of which there are files here and no row are of
+        a database that was lost; they are taken up as if their owners had just registered them.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         if not self.recovered or not self._sweeps.acquire():
             return
         known = {record.image_id: record for record in self._store.manifests()}
-        active, changed = set(), set()
+        here = set(self._store.files.images())
+        active, changed, lost = set(), set(), set()
         for image in self._images.all():
             if image.status == 'active':
                 active.add(image.image_id)
@@ -168,6 +170,8 @@ class ServiceUpkeep:
                     else self._active is not None and image.status == 'active'
                     and image.image_id not in self._active):
                 changed.add(image.image_id)
+            if image.image_id in here and image.image_id not in known:
+                lost.add(image.image_id)
             if known.pop(image.image_id, None) is not None and image.visibility == 'shared':
                 self._compare_members(image.image_id)
         self._active = active
@@ -176,7 +180,7 @@ class ServiceUpkeep:
                         ' instance: name it in [oslo_messaging_notifications]topics of'
                         ' glance-api.conf, with driver = messagingv2', len(changed),
                         self._conf.notification_topic, min(changed))
-        for image_id in (*changed, *known):
+        for image_id in (*changed, *lost, *known):
             self._controller.image_changed(image_id)
 
     def _compare_members(self, image_id: str) -> None:

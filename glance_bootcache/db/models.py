@@ -285,6 +285,9 @@ class SnapshotRow(Model):
     __tablename__ = 'snapshots'
 
     snapshot_id = orm.mapped_column(_UUID, primary_key=True, doc='id of the image that it becomes')
+    node_id = orm.mapped_column(
+        _NUMBER, sa.ForeignKey('storage_nodes.id', name='fk_snapshots_node_id'), nullable=False,
+        doc='row of the node that makes it in storage_nodes')
     store = orm.mapped_column(sa.String(16), nullable=False,
                               doc='store that makes it: ``rbd`` or ``file``')
     host = orm.mapped_column(_NAME, nullable=False, doc='host that sends it; empty if not known')

@@ -108,13 +108,7 @@ class Registrars:
 
     def _end(self, image_id: str) -> None:
         self._files.abandon(image_id, registering.NAME)
-        try:
-            self._remove(image_id)
-        except Exception as error:
-            if not away.passes(error):
-                raise
-            # Glance may be at work on it yet; what the trial has shown counts.
-            LOG.info('image %s, of a trial, is deleted later: %s', image_id, away.told(error))
+        self._remove(image_id)
 
     def _remove(self, image_id: str, _name: str = '') -> bool:
         """Remove what is there of a trial; tell whether Glance has no image of it."""
@@ -123,7 +117,14 @@ class Registrars:
                          os.path.join(directory, image_id)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-        return self._glance.delete(image_id)
+        try:
+            return self._glance.delete(image_id)
+        except Exception as error:
+            if not away.passes(error):
+                raise
+            # Glance may be at work on it yet; what the trial has shown counts.
+            LOG.info('image %s, of a trial, is deleted later: %s', image_id, away.told(error))
+            return False
 
     def _tell(self, directory: str, store: str, why: str) -> None:
         text = f'Glance\'s store {store} registers snapshots without copying them' if store else \

@@ -110,12 +110,14 @@ class NodeFiles:
     def retire_left(self) -> None:
         """Have what an earlier process was making be retiring; nothing may be in hand.
 
+        What an older state of the database says to be made may be ready since: no row names it then.
+
         :raises DatabaseAway: if the database does not answer.
         """
-        if self.may_remove():
-            self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
-                FileRow.node_id == self._node_id, FileRow.state == FileState.MAKING.value).values(
-                    state=FileState.RETIRING.value)))
+        left = FileRow.node_id == self._node_id, FileRow.state == FileState.MAKING.value
+        change = sa.update(FileRow).where(*left).values(state=FileState.RETIRING.value) \
+            if self.may_remove() else sa.delete(FileRow).where(*left)
+        self._database.write(lambda connection: connection.execute(change))
 
     def begin(self, image_id: str, kind: FileKind, name: str) -> None:
         """Write the row of something that is about to be made.
@@ -124,7 +126,7 @@ class NodeFiles:
         :raises DatabaseAway: if the database does not answer; it may not be made then.
         :raises OSError: if the directory cannot be made.
         """
-        if kind in _FILES:
+        if kind in _FILES or kind is FileKind.CLONE:  # Of which some bytes are looked at there.
             os.makedirs(self.directory(image_id), mode=0o750, exist_ok=True)
         try:
             self._database.write(lambda connection: upsert(connection, FileRow, [

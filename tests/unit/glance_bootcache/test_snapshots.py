@@ -38,7 +38,7 @@ def house(storage_conf, database):
     exporters = types.SimpleNamespace(know=lambda host, certificate: house.certificate)
 
     def restart():
-        house.records = Records(database)
+        house.records = Records(database, 1)
         house.jobs = SnapshotJobs(storage_conf, images, exporters, house.sends, claims,
                                   house.records, house.uploads, lambda: house.seconds)
 
@@ -376,6 +376,14 @@ def test_who_is_refused(house, storage_conf):
     assert house.begin(uuidsentinel.fourth, host='four').export
 
 
+def test_another_node_s_snapshots_are_its_own(house, database):
+    Records(database, 2).put(Record(SNAPSHOT, 'rbd', 'one', 'snapshot-x', Stage.DOOMED, 1.0))
+    house.restart()
+    house.jobs.once()
+    assert house.stages() == [] and 'give_up' not in house.sends.did
+    assert [record.stage for record in Records(database, 2).all()] == [Stage.DOOMED]
+
+
 def test_a_record_that_cannot_be_written_changes_nothing(house, database):
     house.begin()
     record = house.records.get(SNAPSHOT)
@@ -384,9 +392,9 @@ def test_a_record_that_cannot_be_written_changes_nothing(house, database):
             house.records.put(dataclasses.replace(record, stage=Stage.FINISHED))
         with pytest.raises(exception.DatabaseAway):
             house.records.drop(record)
-        assert house.records.all() == [record] == Records(database).all()
+        assert house.records.all() == [record] == Records(database, 1).all()
     house.records.drop(record)
-    assert house.records.all() == [] == Records(database).all()
+    assert house.records.all() == [] == Records(database, 1).all()
 
 
 def test_a_ceph_that_is_away_is_told_twice_an_hour(house, caplog, monkeypatch):

@@ -110,7 +110,8 @@ class NodeFiles:
     def retire_left(self) -> None:
         """Have what an earlier process was making be retiring; nothing may be in hand.
 
-        What an older state of the database says to be made may be ready since: no row names it then.
+        What an older state of the database has as being made may be ready by now: it has no row
+        from then on.
 
         :raises DatabaseAway: if the database does not answer.
         """

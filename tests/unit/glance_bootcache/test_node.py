@@ -94,15 +94,15 @@ def test_another_database_is_told_of_and_nothing_is_removed_until_it_is_accepted
         assert again.is_restored and 'bootcache-manage db accept' in caplog.text
         store = ImageStore(str(tmp_path), database, again.id,
                            lambda again=again: not again.is_restored)
+        store.retire_left()
         store.add(Manifest(IMAGE))
         name = store.begin_file(IMAGE, FileKind.BASE, '.img')
         with open(store.path(IMAGE, name), 'w'):
             pass
-        store.retire_left()
         store.files.abandon(IMAGE, name)
         store.files.remove_retired()
-        for kind in FileKind:
-            store.files.remove_retired_of(kind, lambda *thing: pytest.fail(str(thing)))
+        for each in FileKind:
+            store.files.remove_retired_of(each, lambda *thing: pytest.fail(str(thing)))
         store.remove(IMAGE)
     assert len(os.listdir(store.directory(IMAGE))) == 2
     assert node.accept(database) == ['one'] and node.accept(database) == []
@@ -114,7 +114,8 @@ def test_another_database_is_told_of_and_nothing_is_removed_until_it_is_accepted
 
 
 def test_an_older_database_is_accepted_after_an_hour_and_what_it_was_making_is_nobody_s(
-        database, path, replace, tmp_path):
+        database, path, replace, tmp_path, monkeypatch):
+    monkeypatch.setattr(node, '_SETTLED_BEATS', 3)
     first = StorageNode(database, path, 'one', no_sleep)
     store = ImageStore(str(tmp_path), database, first.id)
     store.add(Manifest(IMAGE))

@@ -96,12 +96,15 @@ def test_images_of_a_lost_database_come_back(house, caplog):
 def test_they_come_back_at_their_owners_rate(house):
     house.conf.set_override('changes_per_hour', 1, 'bootcache')
     house.restart()
-    for image in IMAGE, OTHER:
+    images = [f'{number:08x}{IMAGE[8:]}' for number in range(8)]
+    for image in images:
         os.makedirs(house.store.directory(image))
         house.images.put(image)
     house.once()
     house.settle()
-    assert sorted(house.state(image) for image in (IMAGE, OTHER)) == ['pending', 'ready']
+    states = [house.state(image) for image in images]
+    # As many as are decided about at a time may see that there is room for one more.
+    assert 1 <= states.count('ready') <= 4 and states.count('pending') >= 4
 
 
 def test_what_changes_just_now_may_be_told_of_yet(swept, caplog):

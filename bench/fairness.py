@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,8 +73,11 @@ class _ProfileBoots(NovaProfileBoots):
     def has_servers(self, image_id: str, created_before: float | None = None) -> bool:
         return False
 
-    def remove_leftovers(self, tokens: Callable[[], Collection[str]], tries: int = 1) -> int:
-        return 0
+    def remove_retired(self) -> None:
+        pass
+
+    def tell_unnamed(self) -> None:
+        pass
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: ImageJob) -> ProfileReport:

@@ -117,7 +117,7 @@ class StorageService:
                                              exporter.start_as_before)
         needs, last_uses, orders, records = start.until_it_answers(
             lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
-                     Records(database)), exporter.start_as_before)
+                     Records(database, node.id)), exporter.start_as_before)
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
             manifest, store.cache_path(manifest)))
@@ -129,7 +129,7 @@ class StorageService:
         startchecks.check_cloud(conf)
         writer = Writer(database, [needs.changes, last_uses.changes, orders.changes])
         tiers = StorageTiers(conf, store, exporter, last_uses)
-        profile_boots = NovaProfileBoots(conf)
+        profile_boots = NovaProfileBoots(conf, store.files)
         images = Images(conf)
         hosts = Hosts(store, tiers, orders,
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
@@ -159,10 +159,10 @@ class StorageService:
         self._started = [writer, node, tiers, controller, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
-                                               TrialImages(conf)))
+                                               TrialImages(conf), store.files))
         snapshots = SnapshotJobs(
             conf, store, exporter,
-            Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
+            Sending(conf, [RbdSnapshots(conf, store.files), files], exporter, group.state_dir),
             Claims(conf, images, deletions.is_listed_without),
             records, images)
         snapshots.start()

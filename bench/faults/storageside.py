@@ -12,7 +12,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,8 +133,11 @@ class _ProfileBoots(NovaProfileBoots):
         return any(path.read_text() == image_id
                    for path in Path(self._directory, 'host', 'instances').glob('*/image'))
 
-    def remove_leftovers(self, tokens: Callable[[], Collection[str]], tries: int = 1) -> int:
-        return 0
+    def remove_retired(self) -> None:
+        pass
+
+    def tell_unnamed(self) -> None:
+        pass
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: ImageJob) -> ProfileReport:
@@ -197,7 +200,7 @@ class StorageSide:
             without_bus = ((service, 'get_listener', self._heard(service.get_listener)),)
         for module, name, value in (
                 (service, 'Images', lambda conf: _Glance(directory)),
-                (service, 'NovaProfileBoots', lambda conf: _ProfileBoots(directory)),
+                (service, 'NovaProfileBoots', lambda conf, files: _ProfileBoots(directory)),
                 (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
                 self._server('' if 'transport_url' in options else directory)):

@@ -28,9 +28,12 @@ BEAT_SECONDS = 5.0
 _VERSION = 1
 # Of beats: the file is synced.
 _WRITE_EVERY = 12
-_CURE = ('what exporters serve they go on serving, and no file is removed; when "bootcache image'
-         ' list" shows the images that it is to show, "bootcache-manage db accept" has files'
-         ' removed again')
+# Of a process that found an older state, until files are removed again: an hour, in which each host
+# has reported what it needs, and Glance's images were swept.
+_SETTLED_BEATS = 720
+_CURE = ('what exporters serve they go on serving, and no file is removed for an hour; when'
+         ' "bootcache image list" shows the images that it is to show, "bootcache-manage db accept"'
+         ' has files removed at once')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,7 @@ class StorageNode:
     def __init__(self, database: Database, path: str, name: str,
                  sleep: Callable[[float], None] = time.sleep):
         self._database, self._path = database, path
+        self._beats = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name='bootcache-beat', daemon=True)
         self._throttle = LogThrottle(LOG)
@@ -102,8 +106,9 @@ class StorageNode:
 
     @property
     def is_restored(self) -> bool:
-        """Whether the database is another one than the node knew, or an older state of it, and no
-        operator has accepted it: nothing may be removed then."""
+        """Whether the database is another one than the node knew, or an older state of it, and
+        neither was it used for an hour since, nor has an operator accepted it: nothing may be
+        removed then."""
         return self._claimed.state != UP
 
     def start(self, replaced: Callable[[], None]) -> None:
@@ -129,10 +134,12 @@ class StorageNode:
         """
         before = self._claimed
         changed = self._database.write(
-            lambda connection: _beat(connection, self._uuid, before))
+            lambda connection: _beat(connection, self._uuid, before,
+                                     self._beats >= _SETTLED_BEATS))
         if changed is None:
             return False
         self._claimed = changed
+        self._beats += 1
         return True
 
     def _run(self) -> None:
@@ -252,12 +259,17 @@ def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | Non
     return _Claimed(made, identity, beat, state)
 
 
-def _beat(connection: sa.Connection, own: str, before: _Claimed) -> _Claimed | None:
-    """Count a row's beat up; None if it is not as it was left."""
+def _beat(connection: sa.Connection, own: str, before: _Claimed,
+          is_settled: bool) -> _Claimed | None:
+    """Count a row's beat up; None if it is not as it was left.
+
+    :param is_settled: files are removed from now on, whatever the database was.
+    """
     done = connection.execute(sa.update(StorageNodeRow).where(
         StorageNodeRow.id == before.id, StorageNodeRow.uuid == own,
         # The answer to the last one may have been lost.
-        StorageNodeRow.beat.in_((before.beat, before.beat + 1))).values(beat=before.beat + 1))
+        StorageNodeRow.beat.in_((before.beat, before.beat + 1))).values(
+            beat=before.beat + 1, **({'state': UP} if is_settled else {})))
     row = connection.execute(sa.select(
         StorageNodeRow.state, IdentityRow.uuid).join(IdentityRow, IdentityRow.id == 1).where(
             StorageNodeRow.id == before.id)).first()

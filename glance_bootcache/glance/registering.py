@@ -1,6 +1,5 @@
 """Small images of the storage service's own, by which it tries what Glance registers."""
 
-import contextlib
 import itertools
 import time
 from typing import Any
@@ -13,7 +12,6 @@ from bootcache import properties
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 
-# By which those are found that a crash has left.
 NAME = 'bootcache-trial'
 _MOST_STORES = 16
 _ACTIVE_SECONDS = 30
@@ -51,14 +49,14 @@ class TrialImages:
         found = sorted(found, key=lambda store: not store.get('default'))
         return [store['id'] for store in found if not store.get('read-only')][:_MOST_STORES]
 
-    def make(self) -> str:
-        """Make a record that nobody else sees, and return its id.
+    def make(self, image_id: str) -> None:
+        """Make an image without data that nobody else sees.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance refuses.
         """
-        return str(self._client.images.create(
-            name=NAME, disk_format='raw', container_format='bare', visibility='private',
-            os_hidden=True, **{properties.MODE: 'off'})['id'])
+        self._client.images.create(
+            id=image_id, name=NAME, disk_format='raw', container_format='bare',
+            visibility='private', os_hidden=True, **{properties.MODE: 'off'})
 
     def register(self, image_id: str, url: str) -> str:
         """Have Glance register an image, and wait until it has.
@@ -98,16 +96,19 @@ class TrialImages:
                 break
         return found
 
-    def delete(self, image_id: str) -> None:
-        """Delete an image; none there is fine.
+    def delete(self, image_id: str) -> bool:
+        """Delete an image; tell whether Glance had none.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance refuses.
         """
-        with contextlib.suppress(exc.HTTPNotFound):
+        try:
             self._client.images.delete(image_id)
+        except exc.HTTPNotFound:
+            return True
+        return False
 
-    def left(self) -> list[str]:
-        """Return the ids of those that a crash has left.
+    def there(self) -> list[str]:
+        """Return the ids of those that Glance has, also of other services of the project.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """

@@ -21,7 +21,7 @@ from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
 from bootcache.util.backoff import Backoff
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.policy import is_signed
-from glance_bootcache.storage.nodefiles import FileKind, NodeFiles
+from glance_bootcache.storage.nodefiles import FileKind, NodeFiles, tell_unnamed
 
 LOG = logging.getLogger(__name__)
 
@@ -182,5 +182,18 @@ class CephBases:
             self._remove_retired(files)
 
     def _remove_retired(self, files: NodeFiles) -> None:
-        files.remove_retired_clones(lambda path: self._rbd.remove(places.clone_of(path)))
+        files.remove_retired_of(FileKind.CLONE,
+                                lambda _image_id, path: self._rbd.remove(places.clone_of(path)))
+
+    def tell_unnamed(self, files: NodeFiles) -> None:
+        """Log which clones in the namespace have no row.
+
+        :raises BootcacheError: if Ceph, or the database, does not answer, or says no.
+        """
+        if not self._conf.rbd_store_pool:
+            return
+        pool, namespace = self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace
+        there = {clone.path for clone in self._rbd.clones(pool, namespace)}
+        tell_unnamed('clones in Ceph', there - files.named(FileKind.CLONE).keys(),
+                     'if no other storage service made them, "rbd rm" removes them')
 

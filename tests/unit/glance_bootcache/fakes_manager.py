@@ -345,7 +345,7 @@ class FakePrecache:
         self.on_ask(image_id)
 
 
-@without_locks('has_servers', 'remove_leftovers', 'delete_left', 'run')
+@without_locks('has_servers', 'remove_retired', 'tell_unnamed', 'run')
 class FakeBoots:
     """Profile boots that read two clusters as soon as the test opens the gate."""
 
@@ -356,8 +356,7 @@ class FakeBoots:
         self.gate = threading.Event()
         self.gate.set()
         self.fails = None
-        self.leftovers_removed = 0
-        self.deleting = []
+        self.looked = []
         self.servers = set()
         # When the oldest one of an image was created.
         self.created = {}
@@ -372,16 +371,17 @@ class FakeBoots:
         return image_id in self.servers and (
             created_before is None or self.created.get(image_id, 0.0) < created_before)
 
-    def remove_leftovers(self, tokens, tries=1):
-        """As NovaProfileBoots.remove_leftovers."""
+    def remove_retired(self):
+        """As NovaProfileBoots.remove_retired."""
+        self.looked.append('retired')
         if self.away:
             raise RuntimeError('Nova is away')
-        self.leftovers_removed += 1
-        return 0
 
-    def delete_left(self, tokens):
-        """As NovaProfileBoots.delete_left."""
-        self.deleting.append(set(tokens()))
+    def tell_unnamed(self):
+        """As NovaProfileBoots.tell_unnamed."""
+        self.looked.append('unnamed')
+        if self.away:
+            raise RuntimeError('Nova is away')
 
     def run(self, image, virtual_bytes, policy, job):
         """As NovaProfileBoots.run: ends with the gate, with a cancelled job, or with an error."""

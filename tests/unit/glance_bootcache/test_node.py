@@ -95,20 +95,52 @@ def test_another_database_is_told_of_and_nothing_is_removed_until_it_is_accepted
         assert again.is_restored and 'bootcache-manage db accept' in caplog.text
         store = ImageStore(str(tmp_path), database, again.id,
                            lambda again=again: not again.is_restored)
+        store.retire_left()
         store.add(Manifest(IMAGE))
         name = store.begin_file(IMAGE, FileKind.BASE, '.img')
         with open(store.path(IMAGE, name), 'w'):
             pass
-        store.retire_left()
         store.files.abandon(IMAGE, name)
         store.files.remove_retired()
-        store.files.remove_retired_clones(lambda clone: pytest.fail(clone))
+        for each in FileKind:
+            store.files.remove_retired_of(each, lambda *thing: pytest.fail(str(thing)))
         store.remove(IMAGE)
     assert len(os.listdir(store.directory(IMAGE))) == 2
     assert node.accept(database) == ['one'] and node.accept(database) == []
     assert again.beat() and not again.is_restored
     store.files.remove_retired()
     assert os.listdir(store.directory(IMAGE)) == []
+    assert not StorageNode(database, path, 'one', no_sleep).is_restored
+    database.close()
+
+
+def test_an_older_database_is_accepted_after_an_hour_and_what_it_was_making_is_nobody_s(
+        database, path, replace, tmp_path, monkeypatch):
+    monkeypatch.setattr(node, '_SETTLED_BEATS', 3)
+    first = StorageNode(database, path, 'one', no_sleep)
+    store = ImageStore(str(tmp_path), database, first.id)
+    store.add(Manifest(IMAGE))
+    names = [store.begin_file(IMAGE, FileKind.BASE, '.img') for _file in range(2)]
+    store.files.change(IMAGE, ready=[names[0]])
+    backup = copied(database, replace)
+    for _beat in range(3):
+        first.beat()
+    first._save()
+    database = replace(database, backup)
+    again = StorageNode(database, path, 'one', no_sleep)
+    store = ImageStore(str(tmp_path), database, again.id, lambda: not again.is_restored)
+    for name in names:
+        with open(store.path(IMAGE, name), 'w'):
+            pass
+    store.retire_left()
+    assert store.files.unnamed() == [store.path(IMAGE, names[1])]
+    store.remove(IMAGE)
+    for _beat in range(node._SETTLED_BEATS):
+        assert again.beat() and again.is_restored
+    assert len(os.listdir(store.directory(IMAGE))) == 2
+    assert again.beat() and not again.is_restored
+    store.files.remove_retired()
+    assert os.listdir(store.directory(IMAGE)) == [names[1]]
     assert not StorageNode(database, path, 'one', no_sleep).is_restored
     database.close()
 

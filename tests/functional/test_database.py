@@ -11,7 +11,6 @@ import time
 import pytest
 from alembic import autogenerate, migration
 from command import command
-from databases import MariaDB, PostgreSQL
 from functional_tools import until
 from oslo_config import cfg
 
@@ -30,6 +29,7 @@ from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.storage import imagerows
 from glance_bootcache.storage.lastuses import LastUses
+from tools.databases import MariaDB, PostgreSQL
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -258,16 +258,8 @@ class Rbd:
     def _run(self, program: str, *arguments: str) -> str:
         if not self._health.may_ask():
             raise exception.Interrupted('Ceph did not answer just now')
-        try:
-            out = self._execute(program, *arguments)
-        except exception.Interrupted:
-            self._health.failed()
-            raise
-        except BaseException:
-            self._health.answered()
-            raise
-        self._health.answered()
-        return out
+        with self._health.hearing(lambda error: isinstance(error, exception.Interrupted)):
+            return self._execute(program, *arguments)
 
     def _execute(self, program: str, *arguments: str) -> str:
         started: list[Any] = []

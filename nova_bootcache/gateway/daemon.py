@@ -293,4 +293,5 @@ class Gateway:
                             raise
         if wanted.store is Store.GOES:
             # Left by a crash between making it and its node, or in use no more.
-            growingstore.remove_throttle(self.daemon, image_id)
+            growingstore.remove_throttle(self.daemon,
+                                         naming.node_name(growingstore.THROTTLE, image_id))

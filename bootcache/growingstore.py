@@ -53,11 +53,10 @@ def remove_throttle(daemon: StorageDaemon, node: str) -> None:
 
     :param node: name of the store's throttle, or the beginning of it.
     """
-    # QEMU makes the folder of objects with the first of them.
     with contextlib.suppress(exception.StorageDaemonError), daemon.session() as session:
-        for entry in session.execute('qom-list', path='/objects'):
-            if entry['name'].startswith(f'{_GROUP}{node}'):
-                session.execute('object-del', id=entry['name'])
+        for group in daemon.objects():
+            if group.startswith(f'{_GROUP}{node}'):
+                session.execute('object-del', id=group)
 
 
 class GrowingStore:

@@ -200,8 +200,7 @@ class Gateway:
     def _ensure_unlimited(self) -> None:
         """Make what ``graph.top_node`` needs, if it is not there."""
         with self.daemon.session() as session:
-            if not any(entry['name'] == graph.UNLIMITED
-                       for entry in session.execute('qom-list', path='/objects')):
+            if graph.UNLIMITED not in self.daemon.objects():
                 session.execute('object-add', **{'qom-type': 'throttle-group',
                                                  'id': graph.UNLIMITED})
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from bootcache import exception
+from bootcache import exception, watched
 from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.util.backoff import CircuitBreaker
 
@@ -254,18 +254,14 @@ class Rbd:
     def _execute(self, program: str, *arguments: str) -> str:
         what = f'{program} {arguments[0]}' if program == 'rbd' else program
         try:
-            done = subprocess.run(self._command(program, *arguments), stdin=subprocess.DEVNULL,
-                                  capture_output=True, text=True, errors='replace',
-                                  timeout=_COMMAND_SECONDS, check=False)
-        except subprocess.TimeoutExpired as error:
+            code, out, said = watched.output(what, self._command(program, *arguments),
+                                             _COMMAND_SECONDS)
+        except exception.Interrupted as error:
             raise exception.Interrupted(
-                f'{what} was not done after {_COMMAND_SECONDS} s; is Ceph up?') from error
-        except OSError as error:
-            raise exception.Interrupted(
-                f'{program} cannot be run ({error}); Debian has it in {PACKAGE}') from error
-        if done.returncode:
-            raise _fault(what, done.returncode, done.stderr, self.user)
-        return done.stdout
+                f'{error}; is {PACKAGE} installed, and is Ceph up?') from error
+        if code:
+            raise _fault(what, code, said, self.user)
+        return out
 
 
 def place(clone: RbdClone) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import bus, cacheimage, exception, optionfault
+from bootcache import bus, exception, optionfault, scratch
 from bootcache import conf as bootcache_conf
 from bootcache.rpc import messages, transport
 from glance_bootcache import monitoring, startchecks
@@ -115,7 +115,7 @@ class StorageService:
                 exporter.serve_as_before()
 
         exporter.start(exporter.serve_as_before)
-        cacheimage.end_left_over()
+        scratch.end_left_over()
         exporter.serve_as_before()
         database = start.wait_for(conf, keep_serving)
         # It may go away again at any moment.

@@ -280,21 +280,24 @@ class Entries:
         return f'{"a list" if self.key is None else "a mapping"} of at most {MOST_IMAGES}' \
             f' entries{of}'
 
-    def read(self, value: Any, leave_out: Callable[[OutOfBounds], None]) -> Any:
+    def read(self, value: Any) -> tuple[Any, list[OutOfBounds]]:
         """Read the part.
 
-        :param leave_out: is told of each entry that is left out.
+        :returns: also why entries are left out, of some of them: a report of lies alone would take
+            fifty times its length.
         :raises OutOfBounds: if it is no list or mapping, or too long.
         """
         found: list[Any] = []
+        left_out: list[OutOfBounds] = []
         for entry in sequence(value, MOST_IMAGES) if self.key is None \
                 else mapping(value, MOST_IMAGES).items():
             try:
                 found.append(self.entry(entry) if self.key is None
                              else (self.key(entry[0]), self.entry(entry[1])))
             except OutOfBounds as error:
-                leave_out(error)
-        return frozenset(found) if self.key is None else dict(found)
+                if len(left_out) < MOST_NAMED:
+                    left_out.append(error)
+        return frozenset(found) if self.key is None else dict(found), left_out
 
 
 def bound_of(annotation: Any) -> Any:
@@ -324,13 +327,9 @@ def bound_of(annotation: Any) -> Any:
                  lambda value: read(annotation, value))
 
 
+@functools.cache
 def bounds(declared: Any) -> dict[str, Any]:
     """Return the bounds of a message's fields, or of a part's, by name."""
-    return _bounds(declared)
-
-
-@functools.cache
-def _bounds(declared: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(declared, include_extras=True)
     return {field.name: bound_of(hints[field.name])
             for field in dataclasses.fields(declared) if field.metadata.get('is_sent', True)}

@@ -327,9 +327,13 @@ def bound_of(annotation: Any) -> Any:
                  lambda value: read(annotation, value))
 
 
-@functools.cache
 def bounds(declared: Any) -> dict[str, Any]:
     """Return the bounds of a message's fields, or of a part's, by name."""
+    return _bounds(declared)
+
+
+@functools.cache
+def _bounds(declared: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(declared, include_extras=True)
     return {field.name: bound_of(hints[field.name])
             for field in dataclasses.fields(declared) if field.metadata.get('is_sent', True)}

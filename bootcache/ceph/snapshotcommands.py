@@ -6,11 +6,9 @@ import subprocess
 from typing import IO
 
 from bootcache import exception
-from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
+from bootcache.ceph.places import SNAPSHOT, RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.ceph.rbd import Rbd, RbdAbsent, place
 
-# As Glance's RBD store calls it, for each image.
-SNAPSHOT = 'snap'
 # Bytes of an object. The first write to one copies all of it from the parent: with the 8 MiB of
 # Glance's images 30 MB of changes in a hundred places store a GB.
 SMALL = '64K'

@@ -17,7 +17,7 @@ from typing import IO
 from oslo_log import log as logging
 
 from bootcache.ceph import snapshotcommands
-from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
+from bootcache.ceph.places import SNAPSHOT, RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.ceph.rbd import RbdAbsent, RbdInUse
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.util.backoff import Backoff
@@ -68,7 +68,7 @@ class FlatCopies:
         The copy need not be there.
         """
         return origin.parent if self._rbd.depth(origin, self._depth) < self._depth else \
-            RbdSnapshot(self._pool, _FLAT + _key(origin), snapshotcommands.SNAPSHOT)
+            RbdSnapshot(self._pool, _FLAT + _key(origin), SNAPSHOT)
 
     def is_due(self) -> bool:
         """Tell whether there may be something to be done."""

@@ -8,9 +8,10 @@ import dataclasses
 import enum
 from typing import Any
 
-from bootcache import cachelayout, exception
+from bootcache import cachelayout
 from bootcache.cachelayout import Compression
 from bootcache.reasons import NO_CAUSE, Cause, Reason
+from bootcache.rpc.fields import ImageId, Name, Size
 
 
 class ImageState(enum.StrEnum):
@@ -101,23 +102,6 @@ class CacheInfo:
             and (self.data_bytes, self.extents, self.virtual_bytes, self.cluster_bytes) \
             == (other.data_bytes, other.extents, other.virtual_bytes, other.cluster_bytes)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, document: Any) -> 'CacheInfo':
-        """Read it back.
-
-        :raises InvalidManifest: if entries are missing or unknown.
-        """
-        if not isinstance(document, dict):
-            raise exception.InvalidManifest('a cache image is not described')
-        try:
-            return cls(**document)
-        except TypeError as error:
-            raise exception.InvalidManifest(str(error)) from error
-
 
 @dataclasses.dataclass(frozen=True)
 class CacheDifference:
@@ -132,30 +116,13 @@ class CacheDifference:
     :ivar content: sha256 of the cache image that is made of it: bootcache/difference.py.
     """
 
-    parent: str
-    parent_hash: str
-    bytes: int
-    sha256: str
-    layout_at: int
-    data_bytes: int
-    content: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, said: Any) -> 'CacheDifference':
-        """Read it back; entries that a later version has beside these are not looked at.
-
-        :raises ValueError: if it is none; KeyError and TypeError likewise.
-        """
-        told = {field.name: said[field.name] for field in dataclasses.fields(cls)}
-        for field in dataclasses.fields(cls):
-            is_right = type(told[field.name]) is field.type
-            if not is_right or (field.type is int and told[field.name] < 0):
-                raise ValueError(f'{field.name} is wrong')
-        return cls(**told)
+    parent: ImageId
+    parent_hash: Name
+    bytes: Size
+    sha256: Name
+    layout_at: Size
+    data_bytes: Size
+    content: Name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,10 +299,6 @@ class Manifest:
     def making(self, **changes: Any) -> 'Manifest':
         """Return it with other things made."""
         return dataclasses.replace(self, made=dataclasses.replace(self.made, **changes))
-
-    def making_all(self, made: Made) -> 'Manifest':
-        """Return it with all that a job made."""
-        return dataclasses.replace(self, made=made)
 
     def standing_at(self, standing: Standing, cause: Cause = NO_CAUSE,
                     goal: Goal = Goal.NONE) -> 'Manifest':

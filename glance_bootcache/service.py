@@ -9,7 +9,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import bus, cacheimage, exception, optionfault
+from bootcache import bus, exception, optionfault, scratch
 from bootcache import conf as bootcache_conf
 from bootcache.rpc import messages, transport
 from glance_bootcache import monitoring, startchecks
@@ -110,7 +110,7 @@ class StorageService:
         state_dir = conf[bootcache_conf.GROUP].state_dir
         exporter = Exporters(conf, os.path.join(state_dir, 'clients.json'))
         exporter.start_as_before()
-        cacheimage.end_left_over()
+        scratch.end_left_over()
         database = start.wait_for(conf, exporter.start_as_before)
         # It may go away again at any moment.
         node, store = start.until_it_answers(lambda: self._opened(database),

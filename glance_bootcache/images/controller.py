@@ -331,16 +331,8 @@ class Controller:
     def _ask_glance(self, image_id: str) -> ImageFacts | None:
         if not self._glance.may_ask():
             raise exception.ServiceAway('Glance has not answered just now')
-        try:
-            image = self._images.get(image_id)
-        except Exception as error:
-            if away.passes(error):
-                self._glance.failed()
-                raise
-            self._glance.answered()
-            raise
-        self._glance.answered()
-        return image
+        with self._glance.hearing(away.passes):
+            return self._images.get(image_id)
 
     def _reconcile(self, image_id: str) -> None:
         with self._lock:

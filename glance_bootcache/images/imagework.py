@@ -466,7 +466,7 @@ class ImageWork:
                 else manifest.made.working_set.sha256)
             job.check_cancelled()
             steps.reached('build: named')
-            self._serve_built(manifest.making_all(made), path)
+            self._serve_built(dataclasses.replace(manifest, made=made), path)
             steps.reached('build: served')
             job.compares = job.is_child
             save(self._store, job, lambda record: record.making(

@@ -335,7 +335,7 @@ class ReportedBoots:
             LOG.warning('image %s: its host gets all of its cache image: %s', manifest.image_id,
                         error)
             return {}
-        return {'difference': {'export': export, **found.to_dict()}}
+        return {'difference': {'export': export, **dataclasses.asdict(found)}}
 
     def _plan_profile(self, manifest: Manifest | None, message: PlanBoot, token: str
                       ) -> dict[str, Any]:

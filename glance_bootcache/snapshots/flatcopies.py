@@ -17,7 +17,7 @@ from typing import IO
 from oslo_log import log as logging
 
 from bootcache.ceph import places, snapshotcommands
-from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
+from bootcache.ceph.places import SNAPSHOT, RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.ceph.rbd import RbdAbsent, RbdInUse
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.util.backoff import Backoff
@@ -78,7 +78,7 @@ class FlatCopies:
         """
         if self._rbd.depth(origin, self._depth) < self._depth:
             return origin.parent
-        return next((RbdSnapshot(self._pool, places.clone_of(copy).name, snapshotcommands.SNAPSHOT)
+        return next((RbdSnapshot(self._pool, places.clone_of(copy).name, SNAPSHOT)
                      for copy in self._ready() if _key_of(copy) == _key(origin)), None)
 
     def _ready(self) -> dict[str, str]:

@@ -111,7 +111,7 @@ class RbdSnapshots:
             self._rbd.rename(self._begun(record.snapshot_id), final)
             self._rbd.freeze(final)
             fsid = self._rbd.fsid()
-        return f'rbd://{fsid}/{self._pool}/{final.name}/{snapshotcommands.SNAPSHOT}'
+        return f'rbd://{fsid}/{self._pool}/{final.name}/{places.SNAPSHOT}'
 
     def settled(self, record: Record, until: float) -> bool:
         """Nothing is left to be done: what is under way has another name."""

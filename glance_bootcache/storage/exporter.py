@@ -13,6 +13,7 @@ read took 23 ms.
 """
 
 import contextlib
+import dataclasses
 import math
 import os
 import threading
@@ -246,7 +247,7 @@ class Exporter:
                 'base_export': manifest.made.base_export}
         if manifest.made.cache_image is not None:
             told.update(cache_export=cache_export_name(manifest),
-                        cache_image=manifest.made.cache_image.to_dict())
+                        cache_image=dataclasses.asdict(manifest.made.cache_image))
         return told
 
     def ensure(self, manifest: Manifest, cache_path: str | None) -> None:

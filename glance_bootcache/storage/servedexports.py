@@ -14,7 +14,6 @@ from oslo_log import log as logging
 
 from bootcache import savefile
 from bootcache.ceph import places
-from bootcache.exception import InvalidManifest
 from bootcache.manifest import CacheInfo, Made, Manifest
 from bootcache.util.logthrottle import LogThrottle
 
@@ -87,10 +86,7 @@ class ServedImage:
 
         :raises ValueError: if it is none; KeyError and TypeError likewise.
         """
-        try:
-            cache = said['cache_image'] and CacheInfo.from_dict(said['cache_image'])
-        except InvalidManifest as error:
-            raise ValueError(str(error)) from error
+        cache = said['cache_image'] and CacheInfo(**said['cache_image'])
         return cls(**{**said, 'cache_image': cache, 'clients': tuple(said['clients']),
                       'file': _file(said['file']), 'cache_file': _file(said['cache_file'])})
 

@@ -84,7 +84,7 @@ class Cloud:
     def fetch(self, host, rate=0):
         answer = self.service.offers.tell(self.node.answer(), host.name)
         entry = fetched(host.fetches, self.node.remote(),
-                        CacheInfo.from_dict(answer['cache_image']), answer['cache_export'],
+                        CacheInfo(**answer['cache_image']), answer['cache_export'],
                         rate=rate)
         assert entry.file_sha256 == self.info.sha256
         with open(host.cache.path(IMAGE), 'rb') as here, open(self.node.cache_path, 'rb') as there:

@@ -23,7 +23,6 @@ from glance_rbd import (
     obtained,
     served,
 )
-from oslo_concurrency import processutils
 
 from bootcache import cacheimage, exception, qemuimg
 from bootcache import conf as bootcache_conf
@@ -267,9 +266,8 @@ def test_a_keyring_of_another_user_is_named(monkeypatch, tmp_path):
     there = tmp_path / 'keyring'
     there.write_text('')
     monkeypatch.setattr(rbd.os, 'access', lambda path, mode: path != str(there))
-    error = rbd._fault('rbd ls', processutils.ProcessExecutionError(
-        exit_code=2, stderr='2026 -1 auth: unable to find a keyring on'
-        f' {tmp_path}/no,{there},/none: (2) No such file or directory'), 'one')
+    error = rbd._fault('rbd ls', 2, '2026 -1 auth: unable to find a keyring on'
+                       f' {tmp_path}/no,{there},/none: (2) No such file or directory', 'one')
     assert isinstance(error, rbd.RbdNoKey)
     assert f'{there} cannot be read by this service' in str(error)
 

@@ -233,7 +233,7 @@ def test_a_file_that_is_rewritten_for_this_host_is_not_given_on(cloud):
     one = cloud.host()
     one.fetches._gateway_socket = '/run/else/gateway.sock'
     answer = cloud.node.answer()
-    fetched(one.fetches, cloud.node.remote(), CacheInfo.from_dict(answer['cache_image']),
+    fetched(one.fetches, cloud.node.remote(), CacheInfo(**answer['cache_image']),
             answer['cache_export'])
     assert one.client.files()['files'] == {} and one.client.files()['got'] >= cloud.info.bytes
     # Nor where others were told of this host before.

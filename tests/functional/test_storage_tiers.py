@@ -280,7 +280,7 @@ def test_a_replaced_cache_image_leaves_memory(house):
     name = house.store.begin_file(manifest.image_id, FileKind.CACHE_IMAGE, '.qcow2')
     with open(house.store.path(manifest.image_id, name), 'wb') as stream:
         stream.write(data)
-    info = CacheInfo.from_dict({**manifest.made.cache_image.to_dict(), 'file': name,
+    info = CacheInfo(**{**vars(manifest.made.cache_image), 'file': name,
                                 'sha256': hashlib.sha256(data).hexdigest()})
     newer = Manifest(manifest.image_id, Standing.DONE, made=Made(image_format='qcow2',
         virtual_bytes=4 * MIB, base_path=manifest.made.base_path,

@@ -27,10 +27,8 @@ def test_other_names_are_of_clusters_as_they_are(file):
     assert cachelayout.compression_of(file) is Compression.NONE
 
 
-def test_no_document_has_an_entry_more():
-    assert PRESSED.to_dict().keys() == {field.name for field in dataclasses.fields(CacheInfo)}
-    read = CacheInfo.from_dict(PRESSED.to_dict())
-    assert read == PRESSED and read.compression is Compression.ZSTD
+def test_a_file_s_name_tells_how_it_is_compressed():
+    assert PRESSED.compression is Compression.ZSTD and PLAIN.compression is Compression.NONE
 
 
 def test_the_same_data_stored_in_another_way():

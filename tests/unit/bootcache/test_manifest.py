@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from bootcache import exception
 from bootcache.manifest import (
     IN_HAND,
     CacheInfo,
@@ -57,18 +56,3 @@ def test_an_image_with_an_older_base_is_not_ready():
 def test_what_is_in_hand():
     rest = {ImageState.READY, ImageState.FAILED, ImageState.SKIPPED, ImageState.SERVED}
     assert frozenset(ImageState) - rest == IN_HAND
-
-
-@pytest.mark.parametrize('key', sorted(CACHE.to_dict()))
-def test_a_cache_image_is_described_whole(key):
-    document = CACHE.to_dict()
-    assert CacheInfo.from_dict(document) == CACHE
-    del document[key]
-    with pytest.raises(exception.InvalidManifest):
-        CacheInfo.from_dict(document)
-
-
-@pytest.mark.parametrize('said', [None, [], 'x', {}, {**CACHE.to_dict(), 'more': 1}])
-def test_what_is_no_cache_image_is_refused(said):
-    with pytest.raises(exception.InvalidManifest):
-        CacheInfo.from_dict(said)

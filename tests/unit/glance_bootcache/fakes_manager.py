@@ -228,7 +228,7 @@ class FakeExporter:
         cache = manifest.made.cache_image
         return {'server': ['storage', 1], 'tls': True, 'virtual_bytes': manifest.made.virtual_bytes,
                 'base_export': f'base-{manifest.image_id}',
-                **({'cache_image': cache.to_dict(), 'cache_export': 'cache-x'} if cache else {})}
+                **({'cache_image': vars(cache), 'cache_export': 'cache-x'} if cache else {})}
 
 
 class FakeTiers:

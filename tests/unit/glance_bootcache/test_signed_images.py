@@ -3,6 +3,7 @@
 Keys, signatures and cursive are real; see signing.py for the key manager, and
 test_controller.py for the other neighbours."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
@@ -124,7 +125,7 @@ def test_a_key_manager_that_is_away_is_asked_again(house):
 
 def test_one_that_never_answers_is_waited_for_no_longer_than_it_may(house, monkeypatch):
     from glance_bootcache.images import signatures as verifying
-    release = verifying.concurrent.futures.Future()
+    release = concurrent.futures.Future()
     monkeypatch.setattr(verifying, '_ANSWER_SECONDS', 0.01)
     monkeypatch.setattr(ImageSignatures, '_verifier', lambda self, image: release.result())
     got = []

@@ -60,9 +60,11 @@ def fill(store):
     store.add(Manifest(IMAGE))
     sha256 = store.save_working_set(IMAGE, SET)
     base, file = made(store, FileKind.BASE, '.img'), made(store, FileKind.CACHE_IMAGE, '.qcow2')
-    return store.change(IMAGE, lambda known: known.standing_at(Standing.DONE).making_all(Made(
+    done = Made(
         base_path=store.path(IMAGE, base), cache_image=cache(file),
-        working_set=WorkingSetInfo(sha256, 8192, 2, 4096, 'nova', 'marker', 1.0, 'login:'))))
+        working_set=WorkingSetInfo(sha256, 8192, 2, 4096, 'nova', 'marker', 1.0, 'login:'))
+    return store.change(IMAGE, lambda known: dataclasses.replace(
+        known.standing_at(Standing.DONE), made=done))
 
 
 # Images.
@@ -393,7 +395,7 @@ def test_what_is_being_removed_is_named_no_more(store, database):
     store.change(IMAGE, lambda known: known.making(cache_image=None))
     before = states(database)
     with pytest.raises(Interrupted, match='was given up meanwhile'):
-        store.change(IMAGE, lambda known: known.making_all(manifest.made))
+        store.change(IMAGE, lambda known: dataclasses.replace(known, made=manifest.made))
     assert states(database) == before and store.load(IMAGE).made.cache_image is None
 
 

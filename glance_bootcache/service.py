@@ -149,7 +149,7 @@ class StorageService:
                       metrics),
             running, retiring, deletions, StatePublisher(conf, images))
         events = ImageEvents(controller.image_changed, controller.image_deleted,
-                             controller.member_removed, controller.has_looked)
+                             controller.let_go, controller.has_looked)
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, controller,
                                running, disk_room, needs)

@@ -178,7 +178,7 @@ class ServiceUpkeep:
         """Have hosts let go of a shared image that fewer projects may see than before."""
         members = self._images.members(image_id)
         if self._members.get(image_id, frozenset()) - members:
-            self._controller.member_removed(image_id)
+            self._controller.let_go(image_id)
         self._members[image_id] = members
 
     def recover(self) -> None:

@@ -32,7 +32,7 @@ from glance_bootcache.images.imagework import ImageWork, settings_of
 from glance_bootcache.images.policy import Decision, Facts, Step
 from glance_bootcache.images.publishing import StatePublisher
 from glance_bootcache.images.retiring import Retiring
-from glance_bootcache.images.running import Running
+from glance_bootcache.images.running import BASES, Running
 from glance_bootcache.images.saving import save
 from glance_bootcache.images.turns import Changes
 from glance_bootcache.profileboot.job import ImageJob
@@ -170,17 +170,12 @@ class Controller:
             self._retiring.withdraw(image_id)
         self.queue.add(image_id)
 
-    def member_removed(self, image_id: str) -> None:
-        """One project less may see an image: all hosts let go of its cache image.
-
-        :raises DatabaseAway: if that cannot be written.
-        """
-        self.let_go(image_id)
-
     def let_go(self, image_id: str) -> Manifest | None:
-        """Have all hosts let go of an image's cache image as soon as no server of theirs needs it.
+        """Have all hosts let go of an image's cache image as soon as no server of theirs needs it:
+        an operator wants it, or one project less may see the image.
 
         :returns: the record, None if the image is not known.
+        :raises DatabaseAway: if that cannot be written.
         """
         return self._store.change(
             naming.canonical_image_id(image_id), lambda record: record.wishing(
@@ -305,12 +300,12 @@ class Controller:
 
     def ready_in(self, image_id: str) -> float | None:
         """Return the seconds until an image's base is here, at least; None if nobody knows."""
-        return self._work.ready_in(image_id)
+        return self._work.transfers.seconds_left(image_id, BASES)
 
     def is_waited_for(self, record: Manifest) -> bool:
         """Tell whether servers of a snapshot are to wait for its first cache image."""
         job = self._running.of(record.image_id)
-        return self._work.is_waited_for(record.image_id) and (
+        return self._work.inheriting.is_waited_for(record.image_id) and (
             (record.made.cache_image is None and record.goal is Goal.BUILD)
             or (job is not None and job.compares))
 

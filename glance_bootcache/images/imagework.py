@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -58,9 +57,6 @@ from glance_bootcache.storage.transfers import Transfers
 
 LOG = logging.getLogger(__name__)
 
-_MOST_WAITED = 1000
-# Of one source: see Running.
-_BASES_AT_ONCE = 2
 # After so many bytes of a download it is looked whether there is room for the rest.
 _LOOK_BYTES = 64 << 20
 
@@ -190,6 +186,7 @@ class ImageWork:
     :param conf: configuration of the storage service.
     :param retiring: tells whether servers may need an image's base.
     :param metrics: observe the steps' seconds.
+    :ivar inheriting: gives snapshots what they have from their servers' images.
     :ivar transfers: the bases that are being got.
     """
 
@@ -208,10 +205,8 @@ class ImageWork:
         self._metrics = metrics
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
-        self._inheriting = Inheriting(store, images)
+        self.inheriting = Inheriting(store, images)
         self.transfers = Transfers()
-        # Until when servers of a snapshot wait for its first cache image, in monotonic seconds.
-        self._waited_until: cachetools.LRUCache[str, float] = cachetools.LRUCache(_MOST_WAITED)
 
     def do(self, job: ImageJob, image: ImageFacts | None) -> None:
         """Do a job's step.
@@ -229,12 +224,8 @@ class ImageWork:
             record = self.get_base(image, job)
             if job.step == Step.RECORD:
                 self.record(image, record, job)
-            elif record.goal is Goal.SERVE and not self.inherit(image, job):
+            elif record.goal is Goal.SERVE and not self.inheriting.inherit(image, job):
                 save(self._store, job, lambda record: record.standing_at(Standing.DONE))
-
-    def is_waited_for(self, image_id: str) -> bool:
-        """Tell whether servers of a snapshot are to wait, while its first cache image is made."""
-        return time.monotonic() < self._waited_until.get(image_id, 0.0)
 
     def has_base(self, image: ImageFacts) -> bool:
         """Tell whether the base of an image's content is here, so that nothing has to be got.
@@ -254,10 +245,6 @@ class ImageWork:
         return manifest is not None and self.has_base(image) \
             and not policy.is_by_other_rules(manifest) \
             and not policy.is_unverified(manifest)
-
-    def ready_in(self, image_id: str) -> float | None:
-        """Return the seconds until an image's base is here, at least; None if nobody knows."""
-        return self.transfers.seconds_left(image_id, _BASES_AT_ONCE)
 
     def source(self, image: ImageFacts) -> str:
         """Return where an image's base comes from: a directory of Glance's, or empty for Glance."""
@@ -335,12 +322,6 @@ class ImageWork:
             image_format=inspected.image_format, virtual_bytes=inspected.virtual_bytes,
             look_rules=inspection.RULES, signature=signature))
 
-    def inherit(self, image: ImageFacts, job: ImageJob) -> bool:
-        """Give a snapshot that has no working set that of its server's image: see
-        ``Inheriting.inherit``."""
-        self._waited_until[image.image_id] = time.monotonic() + snapshotrules.BUILD_SECONDS
-        return self._inheriting.inherit(image, job)
-
     def _note_signature(self, image: ImageFacts, job: ImageJob) -> Manifest:
         """Note by which signature the base is to be verified, so that one try is all there is."""
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
@@ -406,7 +387,7 @@ class ImageWork:
         elif image is None:
             self._build_in_passing(record, working_set, job)
         else:
-            parent = self._inheriting.parent(image)
+            parent = self.inheriting.parent(image)
             job.parent = '' if parent is None else parent.image_id
             job.is_child = record.made.cache_image is None and record.made.working_set is not None \
                 and record.made.working_set.recorded_by == snapshotrules.PARENT
@@ -452,8 +433,6 @@ class ImageWork:
             Compression(self._conf.compression)))
         path = self._store.path(image_id, name)
         base = basenode.base_of(manifest, self._options, virtual_bytes=manifest.made.virtual_bytes)
-        # What replaces a cache image has its difference go with it.
-        parent_id = self._inheriting.parent_id(manifest, job)
         try:
             info = self._built(room, manifest, working_set, base, path)
             self._tiers.note_built(info, path)
@@ -461,12 +440,15 @@ class ImageWork:
             # child has none: its first servers wait for this one, and not for a difference.
             made = dataclasses.replace(
                 manifest.made, cache_image=info, difference=None if job.is_child else
-                self._inheriting.make_difference(manifest, info, parent_id, base, job),
+                self.inheriting.make_difference(manifest, info, base, job),
                 built_from='' if manifest.made.working_set is None
                 else manifest.made.working_set.sha256)
             job.check_cancelled()
             steps.reached('build: named')
-            self._serve_built(manifest.making_all(made), path)
+            self._tiers.serve(manifest.making_all(made))
+            # One of the same bytes has the same export, which reads the file that goes: it may be
+            # one that is damaged, or a copy in memory.
+            self._exporter.switch_cache(manifest.making_all(made), path)
             steps.reached('build: served')
             job.compares = job.is_child
             save(self._store, job, lambda record: record.making(
@@ -484,7 +466,7 @@ class ImageWork:
         LOG.info('image %s: cache image of %d bytes built in %.2f s', image_id, info.bytes,
                  info.build_seconds)
         if job.is_child:
-            self._inheriting.add_difference(manifest, info, parent_id, base, job)
+            self.inheriting.add_difference(manifest, info, base, job)
 
     def _built(self, room: int, manifest: Manifest, working_set: WorkingSet, base: Base,
                path: str) -> CacheInfo:
@@ -500,12 +482,6 @@ class ImageWork:
         return CacheInfo(os.path.basename(path), built.bytes, built.data_bytes, len(built.extents),
                          built.sha256, built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
                          round(time.monotonic() - began, 3), cacheimage.VERIFY_RULES)
-
-    def _serve_built(self, manifest: Manifest, path: str) -> None:
-        self._tiers.serve(manifest)
-        # One of the same bytes has the same export, which reads the file that goes: it may be one
-        # that is damaged, or a copy in memory.
-        self._exporter.switch_cache(manifest, path)
 
     @staticmethod
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from glance_bootcache.images.turns import Turns
 from glance_bootcache.profileboot.job import ImageJob
 
 # Of one source at a time: three would read more than a slow disk gives, one would wait for each.
-_BASES = 2
+BASES = 2
 # What asks Glance, Nova or the exporter, and reads no data.
 _LOOKS = 4
 
@@ -63,7 +63,7 @@ class Running:
             return self._recordings
         if job.step == Step.BUILD:
             return self._builds
-        return self._looks if source is None else self._bases.setdefault(source, Turns(_BASES))
+        return self._looks if source is None else self._bases.setdefault(source, Turns(BASES))
 
     def _end(self, job: ImageJob) -> None:
         with self._lock:

@@ -88,7 +88,7 @@ class Cloud:
         def build():
             try:
                 if inherits:
-                    assert self.work.inherit(self.facts[image], job)
+                    assert self.work.inheriting.inherit(self.facts[image], job)
                 self.work.build(self.facts.get(image), job)
             except exception.Cancelled:
                 pass

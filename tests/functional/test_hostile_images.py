@@ -119,7 +119,7 @@ class Service:
                                      StatePublisher(conf, self.glance))
         self.controller.start()
         self.events = ImageEvents(self.controller.image_changed, self.controller.image_deleted,
-                                  self.controller.member_removed)
+                                  self.controller.let_go)
 
     def register(self, disk_format, make):
         """Have Glance tell of an image that has just become active; return its id."""

@@ -146,7 +146,7 @@ def made_house(storage_conf, no_qemu, database):
                                         house.controller, house.running, house.tiers)
             house.events = ImageEvents(house.controller.image_changed,
                                        house.controller.image_deleted,
-                                       house.controller.member_removed,
+                                       house.controller.let_go,
                                        house.controller.has_looked)
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
                                          house.tiers, house.boots, house.controller,

@@ -427,7 +427,7 @@ class Controller:
     def _decide(self, record: Manifest | None, image: ImageFacts, boots: bool) -> Decision:
         image_id = image.image_id
         facts = Facts(image, self._work.is_at_hand(image), self._has_hosts.is_set(), boots,
-                      not self._changes.are_too_many(image.owner), time.time())
+                      not self._changes.seconds_left(image.owner), time.time())
         decision = policy.decide(record, facts, self._settings)
         if record is None:
             if decision.record is not None:

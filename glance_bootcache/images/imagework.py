@@ -435,7 +435,7 @@ class ImageWork:
         base = basenode.base_of(manifest, self._options, virtual_bytes=manifest.made.virtual_bytes)
         try:
             info = self._built(room, manifest, working_set, base, path)
-            self._tiers.note_built(info, path)
+            self._tiers.note_built(path)
             # Hosts get the older one, and what differs of it, until the newer one is whole. A
             # child has none: its first servers wait for this one, and not for a difference.
             made = dataclasses.replace(

@@ -264,7 +264,7 @@ class FakeTiers:
         """As StorageTiers.is_damaged."""
         return False
 
-    def note_built(self, info, path):
+    def note_built(self, path):
         """As StorageTiers.note_built."""
 
     def medium(self, image_id):

@@ -140,7 +140,7 @@ class StorageService:
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
         metrics = ServiceMetrics()
         running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
-        retiring = Retiring(store, exporter, tiers, profile_boots, needs, hosts)
+        retiring = Retiring(store, exporter, tiers, profile_boots, needs, orders)
         disk_room = DiskRoom(store, running, exporter, tiers)
         deletions = Deletions(conf[bootcache_conf.GROUP].deletion_delay, store, images)
         controller = Controller(

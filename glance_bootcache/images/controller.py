@@ -307,7 +307,7 @@ class Controller:
         job = self._running.of(record.image_id)
         return self._work.inheriting.is_waited_for(record.image_id) and (
             (record.made.cache_image is None and record.goal is Goal.BUILD)
-            or (job is not None and job.compares))
+            or (job is not None and job.is_child))
 
     # A look.
 
@@ -429,12 +429,12 @@ class Controller:
         facts = Facts(image, self._work.is_at_hand(image), self._has_hosts.is_set(), boots,
                       not self._changes.seconds_left(image.owner), time.time())
         decision = policy.decide(record, facts, self._settings)
+        if decision.record is None:
+            return decision
         if record is None:
-            if decision.record is not None:
-                added = self._store.add(decision.record)
-                if added is None:  # An operator was faster, or an answer was lost.
-                    return self._decide(self._store.load(image_id), image, boots)
-                decision = Decision(added, decision.step, decision.waits, decision.is_change)
+            after = self._store.add(decision.record)
+            if after is None:  # An operator was faster, or an answer was lost.
+                return self._decide(self._store.load(image_id), image, boots)
         else:
             def change(known: Manifest) -> Manifest:
                 nonlocal decision
@@ -443,11 +443,10 @@ class Controller:
                     if known.wished.availability is record.wished.availability else Decision(known)
                 return decision.record or known
 
-            decision = Decision(self._store.change(image_id, change), decision.step,
-                                decision.waits, decision.is_change)
-        after = decision.record
-        if after is None:
-            return decision
+            after = self._store.change(image_id, change)
+            if after is None:
+                return Decision(None)
+        decision = dataclasses.replace(decision, record=after)
         steps.reached('register: taken up')
         if decision.is_change and decision.step is not None:
             self._changes.begin(image.owner)

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from oslo_config import cfg
@@ -86,35 +86,29 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Ite
     name = store.begin_file(image.image_id, FileKind.BASE, '.img')
     target, found = store.path(image.image_id, name), ''
     try:
-        found, file = _obtain(image, target, algorithm, value, images, store_dirs, check, arrived)
+        for source in (os.path.join(directory, image.image_id) for directory in store_dirs):
+            if not os.path.isfile(source) or not os.access(source, os.R_OK):
+                continue
+            path, is_right = _link(source, target), False
+            try:
+                file = savefile.identity(os.stat(path))
+                is_right = os.stat(path).st_size == image.stored_bytes \
+                    and savefile.file_digest(path, algorithm, check) == value
+            finally:
+                if not is_right and path == target:
+                    os.unlink(target)
+            if is_right:
+                found = path
+                return found, file
+            LOG.info('image %s: %s does not have Glance\'s size and %s, as it is not all there yet,'
+                     ' or damaged', image.image_id, source, algorithm)
+        LOG.info('image %s is downloaded', image.image_id)
+        _download(image, images, target, algorithm, value, check, arrived)
+        file, found = savefile.identity(os.stat(target)), target
+        return found, file
     finally:
         if found != target:
             store.files.abandon(image.image_id, name)
-    return found, file
-
-
-def _obtain(image: ImageFacts, target: str, algorithm: str, value: str, images: Images,
-            store_dirs: Iterable[str], check: Callable[[], None],
-            arrived: Callable[[int], None]) -> tuple[str, tuple[int, int, int]]:
-    for directory in store_dirs:
-        source = os.path.join(directory, image.image_id)
-        if not os.path.isfile(source) or not os.access(source, os.R_OK):
-            continue
-        found, is_right = _link(source, target), False
-        try:
-            file = savefile.identity(os.stat(found))
-            is_right = os.stat(found).st_size == image.stored_bytes \
-                and savefile.file_digest(found, algorithm, check) == value
-        finally:
-            if not is_right and found == target:
-                os.unlink(target)
-        if is_right:
-            return found, file
-        LOG.info('image %s: %s does not have Glance\'s size and %s, as it is not all there yet, or'
-                 ' damaged', image.image_id, source, algorithm)
-    LOG.info('image %s is downloaded', image.image_id)
-    _download(image, images, target, algorithm, value, check, arrived)
-    return target, savefile.identity(os.stat(target))
 
 
 def _link(source: str, target: str) -> str:
@@ -347,7 +341,7 @@ class ImageWork:
         """
         if manifest.made.base_hash == image.image_hash:
             return
-        if (manifest.made.base_path and self._retiring.is_needed(image.image_id)) \
+        if (manifest.made.base_path and self._retiring.why_needed(image.image_id)) \
                 or not self._exporter.retire(image.image_id, with_base=True):
             raise exception.BuildFailed('', Reason.OLDER_CONTENT_IN_USE)
 
@@ -384,35 +378,30 @@ class ImageWork:
             if image is not None:
                 save(self._store, job, lambda known: dataclasses.replace(
                     known, goal=Goal.RECORD).making(working_set=None))
-        elif image is None:
-            self._build_in_passing(record, working_set, job)
-        else:
+            return
+        if image is not None:
             parent = self.inheriting.parent(image)
             job.parent = '' if parent is None else parent.image_id
             job.is_child = record.made.cache_image is None and record.made.working_set is not None \
                 and record.made.working_set.recorded_by == snapshotrules.PARENT
+            job.phase = ImageState.BUILDING
             self._build(record, working_set, job)
-
-    def _build_in_passing(self, manifest: Manifest, working_set: WorkingSet,
-                          job: ImageJob) -> None:
-        image_id = manifest.image_id
+            return
         try:
-            self._build(manifest, working_set, job, in_passing=True)
+            self._build(record, working_set, job, in_passing=True)
         except exception.Cancelled:
             raise
         except Exception as error:
             job.phase = None
             LOG.log(logging.INFO if isinstance(error, exception.StorageNodeFull) else logging.ERROR,
                     'image %s: its cache image stays as it is, and is built anew later: %s',
-                    image_id, error)
+                    job.image_id, error)
             with contextlib.suppress(exception.BootcacheError):
                 # The exporter may have been told of the other one.
-                self._tiers.serve(self._store.load(image_id) or manifest)
+                self._tiers.serve(self._store.load(job.image_id) or record)
 
     def _build(self, manifest: Manifest, working_set: WorkingSet, job: ImageJob,
                in_passing: bool = False) -> None:
-        if not in_passing:
-            job.phase = ImageState.BUILDING
         # The quota is as it is now.
         manifest = self._store.load(manifest.image_id) or manifest
         made, quota = manifest.made, manifest.wished.quota
@@ -450,7 +439,6 @@ class ImageWork:
             # one that is damaged, or a copy in memory.
             self._exporter.switch_cache(manifest.making_all(made), path)
             steps.reached('build: served')
-            job.compares = job.is_child
             save(self._store, job, lambda record: record.making(
                 cache_image=info, difference=made.difference, built_from=made.built_from
                 ).standing_at(Standing.DONE))
@@ -470,26 +458,18 @@ class ImageWork:
 
     def _built(self, room: int, manifest: Manifest, working_set: WorkingSet, base: Base,
                path: str) -> CacheInfo:
-        """Build and verify a cache image."""
+        """Build and verify a cache image; an error names what is at fault."""
         backing_uri = naming.nbd_unix_uri(
             self._conf.gateway_socket,
             naming.export_name(naming.EXPORT_BASE, manifest.image_id))
         quota, began = manifest.wished.quota, time.monotonic()
-        with self._told_of_full(os.path.dirname(path), room):
+        try:
             built = cacheimage.build(
                 base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
                 backing_uri=backing_uri, compression=Compression(self._conf.compression))
-        return CacheInfo(os.path.basename(path), built.bytes, built.data_bytes, len(built.extents),
-                         built.sha256, built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
-                         round(time.monotonic() - began, 3), cacheimage.VERIFY_RULES)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _told_of_full(directory: str, room: int) -> Iterator[None]:
-        """Have an error name what is at fault: QEMU's tools fail in many ways on a full medium."""
-        try:
-            yield
         except Exception as error:
+            # QEMU's tools fail in many ways on a full medium.
+            directory = os.path.dirname(path)
             free = shutil.disk_usage(directory).free
             if free >= room and not savefile.means_full(error):
                 raise
@@ -497,3 +477,6 @@ class ImageWork:
                 f'{directory} has no room for a cache image of {room} bytes, {free} are free'
                 f' ("df -i" shows inodes, "quota" quotas); make room in [bootcache]state_dir:'
                 f' {error}') from error
+        return CacheInfo(os.path.basename(path), built.bytes, built.data_bytes, len(built.extents),
+                         built.sha256, built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
+                         round(time.monotonic() - began, 3), cacheimage.VERIFY_RULES)

@@ -89,26 +89,22 @@ class Inheriting:
 
         :raises Cancelled: if the job is.
         """
+        made = self.make_difference(child, built, base, job)
+        if made is None:
+            return
+
+        def add(known: Manifest) -> Manifest:
+            job.check_cancelled()
+            return known.making(difference=made) if known.made.cache_image == built else known
+
+        changed = None
         try:
-            made = self.make_difference(child, built, base, job)
-            if made is None:
-                return
-
-            def add(known: Manifest) -> Manifest:
-                job.check_cancelled()
-                return known.making(difference=made) if known.made.cache_image == built else known
-
-            changed = None
-            try:
-                changed = self._store.change(child.image_id, add)
-            except exception.DatabaseAway as error:
-                LOG.warning('image %s: hosts get all of its cache image: %s', child.image_id, error)
-            finally:
-                if changed is None or changed.made.difference != made:
-                    self._store.files.abandon(child.image_id,
-                                              nodefiles.difference_name(built.file))
+            changed = self._store.change(child.image_id, add)
+        except exception.DatabaseAway as error:
+            LOG.warning('image %s: hosts get all of its cache image: %s', child.image_id, error)
         finally:
-            job.compares = False
+            if changed is None or changed.made.difference != made:
+                self._store.files.abandon(child.image_id, nodefiles.difference_name(built.file))
 
     def make_difference(self, child: Manifest, built: CacheInfo, base: Base, job: ImageJob
                         ) -> CacheDifference | None:

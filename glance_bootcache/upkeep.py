@@ -111,7 +111,8 @@ class ServiceUpkeep:
         self._do(('images\' rows cannot be read again', self.refresh),
                  ('what an earlier process left cannot be ended yet', self.recover),
                  ('hosts that are gone cannot be forgotten', self._needs.forget_silent),
-                 ('servers of profile boots cannot be deleted', self.delete_left),
+                 ('servers of profile boots cannot be deleted',
+                  lambda: self._profile_boots.delete_left(self._running.tokens)),
                  ('images that are gone cannot be forgotten',
                   lambda: self._tiers.forget_gone(manifests())),
                  ('the quota cannot be kept', lambda: self._disk_room.keep_quota(manifests())),
@@ -121,7 +122,8 @@ class ServiceUpkeep:
                  ('Glance cannot be asked what it has', self.sweep),
                  ('certificates that end cannot be told of', self._expiry.look),
                  ('files that nothing needs cannot be removed', self._store.remove_retired),
-                 ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
+                 ('bases in Ceph that nothing needs cannot be removed',
+                  lambda: self._ceph.remove_retired(self._store.files)))
 
     def _do(self, *steps: tuple[str, Callable[[], None]]) -> None:
         for what, step in steps:
@@ -193,36 +195,20 @@ class ServiceUpkeep:
         self._controller.look_at_all()
         self.recovered = True
 
-    def sweep_clones(self) -> None:
-        """Remove bases from Ceph that a crash left, or that were given up.
-
-        :raises BootcacheError: if Ceph, or the database, does not answer, or says no.
-        """
-        self._ceph.remove_retired(self._store.files)
-
-    def delete_left(self) -> None:
-        """Delete servers of profile boots that could not be when these were over.
-
-        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
-        """
-        self._profile_boots.delete_left(self._running.tokens)
-
     def keep_serving(self, manifests: _Manifests) -> None:
         """Start the exporter if it has ended, and serve what it served.
 
         :param manifests: all, read when the exporter was looked at, and serves what it served.
         :raises StorageDaemonError: if it does not come up.
         """
-        if self._exporter.start(self._serve_again):
+        # The images of exports that an exporter had which was ended.
+        if self._exporter.start(lambda exports, certificate: serving.serve_again(
+                self._store.known, exports, functools.partial(
+                    self._tiers.serve, certificates=(certificate,)))):
             self._exporter.serve_as_before()
             serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(manifests())
         self._exporter.save_served()
-
-    def _serve_again(self, exports: Collection[str], certificate: str) -> None:
-        """Serve the images of exports that an exporter had which was ended."""
-        serving.serve_again(self._store.known, exports, functools.partial(
-            self._tiers.serve, certificates=(certificate,)))
 
     def keep_needed(self, manifests: Sequence[Manifest]) -> None:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.

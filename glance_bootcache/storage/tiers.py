@@ -37,6 +37,9 @@ _NAME = re.compile(r'([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9a-f]{64}
 # an export's clients without the risk of cutting one off, so this is how long one counts as being
 # fetched. Demoting it meanwhile would disturb nobody; it would only copy to and fro.
 _FETCH_SECONDS = 30
+# A file's identity, as of bootcache/savefile.py; and that of no file.
+_File = tuple[int, int, int]
+_UNREAD: _File = (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,28 +115,12 @@ def remove(path: str) -> None:
         LOG.error('%s cannot be removed from memory: %s', path, error)
 
 
-# A file's identity, as of bootcache/savefile.py.
-_File = tuple[int, int, int]
-_UNREAD: _File = (0, 0, 0)
-
-
 class Content(enum.Enum):
     """What is known of a cache image's content."""
 
     WRONG = 'there is none, or it is another one than was built'
     UNREAD = 'nobody has read all of it yet'
     RIGHT = 'it is as it was built'
-
-
-def look(info: CacheInfo, path: str) -> tuple[str, _File]:
-    """Return what can be seen at once to be wrong with a file, empty if nothing, and its identity.
-    """
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        return str(error), _UNREAD
-    fault = f'{path} has {status.st_size} bytes, not {info.bytes}'
-    return fault if status.st_size != info.bytes else '', savefile.identity(status)
 
 
 def _cache_bytes(manifest: Manifest) -> int:
@@ -292,10 +279,17 @@ class StorageTiers:
         info = manifest.made.cache_image
         if info is None or self.is_damaged(manifest):
             return Content.WRONG
-        fault, file = look(info, path := self._disk_path(manifest))
+        path = self._disk_path(manifest)
+        try:
+            status = os.stat(path)
+            fault = '' if status.st_size == info.bytes \
+                else f'{path} has {status.st_size} bytes, not {info.bytes}'
+        except OSError as error:
+            fault = str(error)
         if fault:
             self.note_damage(manifest, fault)
             return Content.WRONG
+        file = savefile.identity(status)
         with self._lock:
             if not self._stopping and self._right.get(path, _UNREAD) not in (None, file):
                 self._right[path] = None
@@ -486,15 +480,12 @@ class StorageTiers:
         elif not (leftover or is_in_part):
             remove(path)
         elif not self._stopping:
-            self._let_go(manifest, path)
-
-    def _let_go(self, manifest: Manifest, path: str) -> None:
-        """Remove a copy that is not taken over; the exporter may be serving it."""
-        try:
-            self._exporter.switch_cache(manifest, self._disk_path(manifest))
-        except exception.BootcacheError as error:
-            LOG.error('image %s: %s', manifest.image_id, error)
-        remove(path)
+            # The exporter may be serving it.
+            try:
+                self._exporter.switch_cache(manifest, self._disk_path(manifest))
+            except exception.BootcacheError as error:
+                LOG.error('image %s: %s', image_id, error)
+            remove(path)
 
     def _check_wanted(self, manifest: Manifest) -> None:
         if self._wanted.get(manifest.image_id) is not manifest:

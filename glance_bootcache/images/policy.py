@@ -233,16 +233,6 @@ def is_signed(image: ImageFacts) -> bool:
     return signatures.is_signed(image.properties)
 
 
-def _unverifiable(image: ImageFacts, verifies: bool) -> Cause:
-    if not is_signed(image):
-        return NO_CAUSE
-    if not verifies:
-        return Cause(Reason.SIGNATURES_OFF)
-    missing = signatures.missing(image.properties)
-    return Cause(Reason.SIGNATURE_INVALID, f'the image has no {", ".join(missing)}') \
-        if missing else NO_CAUSE
-
-
 def skip_cause(image: ImageFacts, build_snapshots: bool, verifies: bool = False) -> Cause:
     """Return why an image cannot have a cache image, if it cannot.
 
@@ -260,8 +250,10 @@ def skip_cause(image: ImageFacts, build_snapshots: bool, verifies: bool = False)
                        ('os_encrypt_format', 'encryption')):
         if image.properties.get(name) not in (None, '', '[]'):
             return Cause(Reason.UNSUPPORTED_PROPERTY, f'{what} ({name})')
-    if cause := _unverifiable(image, verifies):
-        return cause
+    if is_signed(image) and not verifies:
+        return Cause(Reason.SIGNATURES_OFF)
+    if is_signed(image) and (missing := signatures.missing(image.properties)):
+        return Cause(Reason.SIGNATURE_INVALID, f'the image has no {", ".join(missing)}')
     if properties.is_snapshot(image.properties) and not build_snapshots:
         return Cause(Reason.SNAPSHOTS_OFF)
     return NO_CAUSE

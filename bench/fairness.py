@@ -31,7 +31,6 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import start
 from glance_bootcache.glance.images import Images
-from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.imagefacts import ImageFacts
@@ -122,7 +121,7 @@ class Stage:
         tiers.start([])
         self._running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
         retiring = Retiring(self._store, self.exporter, tiers, self.boots, ReportedNeeds(database),
-                            Hosts(self._store, tiers, Orders(database)))
+                            Orders(database))
         work = ImageWork(conf, self._store, glance, self.exporter, tiers, self.boots,
                          DiskRoom(self._store, self._running, self.exporter, tiers), retiring,
                          ServiceMetrics())

@@ -135,7 +135,7 @@ class StorageService:
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
         metrics = ServiceMetrics()
         running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
-        retiring = Retiring(store, exporter, tiers, profile_boots, needs, hosts)
+        retiring = Retiring(store, exporter, tiers, profile_boots, needs, orders)
         disk_room = DiskRoom(store, running, exporter, tiers)
         deletions = Deletions(conf[bootcache_conf.GROUP].deletion_delay, store, images)
         controller = Controller(
@@ -144,7 +144,7 @@ class StorageService:
                       metrics),
             running, retiring, deletions, StatePublisher(conf, images))
         events = ImageEvents(controller.image_changed, controller.image_deleted,
-                             controller.member_removed, controller.has_looked)
+                             controller.let_go, controller.has_looked)
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, controller,
                                running, disk_room, needs)

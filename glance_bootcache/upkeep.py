@@ -187,7 +187,7 @@ class ServiceUpkeep:
         """Have hosts let go of a shared image that fewer projects may see than before."""
         members = self._images.members(image_id)
         if self._members.get(image_id, frozenset()) - members:
-            self._controller.member_removed(image_id)
+            self._controller.let_go(image_id)
         self._members[image_id] = members
 
     def recover(self) -> None:
@@ -211,16 +211,14 @@ class ServiceUpkeep:
         :param manifests: all, read when the exporter was looked at, and serves what it served.
         :raises StorageDaemonError: if it does not come up.
         """
-        if self._exporter.start(self._serve_again):
+        # The images of exports that an exporter had which was ended.
+        if self._exporter.start(lambda exports, certificate: serving.serve_again(
+                self._store.known, exports, functools.partial(
+                    self._tiers.serve, certificates=(certificate,)))):
             self._exporter.serve_as_before()
             serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(manifests())
         self._exporter.save_served()
-
-    def _serve_again(self, exports: Collection[str], certificate: str) -> None:
-        """Serve the images of exports that an exporter had which was ended."""
-        serving.serve_again(self._store.known, exports, functools.partial(
-            self._tiers.serve, certificates=(certificate,)))
 
     def keep_needed(self, manifests: Sequence[Manifest]) -> None:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.

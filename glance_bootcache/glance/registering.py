@@ -1,15 +1,14 @@
 """Small images of the storage service's own, by which it tries what Glance registers."""
 
+import functools
 import itertools
 import time
 from typing import Any
 
-import glanceclient
 from glanceclient import exc
 from oslo_config import cfg
 
 from bootcache import properties
-from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 
 NAME = 'bootcache-trial'
@@ -27,14 +26,10 @@ class TrialImages:
 
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf = conf
-        self._made: Any = None
 
-    @property
+    @functools.cached_property
     def _client(self) -> Any:
-        if self._made is None:
-            self._made = glanceclient.Client('2', session=images.session(self._conf),
-                                             region_name=self._conf[AUTH_GROUP].region_name)
-        return self._made
+        return images.client(self._conf)
 
     def stores(self) -> list[str]:
         """Return the names of Glance's stores; none where it has one of the old kind.

@@ -75,14 +75,6 @@ class CephBases:
                         f'{self._rbd.user}' if isinstance(error, RbdRefused) else error)
         return None
 
-    def serves(self, image: ImageFacts, path: str) -> bool:
-        """Tell whether an image's base is where its manifest has it, and can stay there.
-
-        One that was signed since it was cloned is verified on a file. The errors are those of
-        ``is_there``.
-        """
-        return self.is_there(path) and not (places.is_clone(path) and is_signed(image))
-
     def _clone(self, image: ImageFacts, files: NodeFiles, algorithm: str, value: str,
                check: Callable[[], None], arrived: Callable[[int], None]) -> str:
         absent: RbdAbsent | None = None
@@ -129,8 +121,10 @@ class CephBases:
                 arrived(len(piece))
         return '' if digest.hexdigest() == value else f'it does not have Glance\'s {algorithm}'
 
-    def is_there(self, path: str) -> bool:
-        """Tell whether a base is where its manifest has it, asking Ceph for a clone.
+    def serves(self, image: ImageFacts, path: str) -> bool:
+        """Tell whether an image's base is where its manifest has it, and can stay there.
+
+        Ceph is asked for a clone. One that was signed since it was cloned is verified on a file.
 
         :raises Interrupted: if Ceph does not answer, or says no: nothing is wrong with the image.
         """
@@ -142,7 +136,7 @@ class CephBases:
             return False
         except exception.BootcacheError as error:
             raise exception.Interrupted(str(error)) from error
-        return True
+        return not is_signed(image)
 
     @contextlib.contextmanager
     def looked_at(self, path: str, directory: str,

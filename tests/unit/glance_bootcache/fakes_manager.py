@@ -30,7 +30,8 @@ SIZE = 1 << 20
 def in_hand(house, image):
     """A step of an image that is under way while the block runs."""
     end, job = threading.Event(), ImageJob(image, Step.BUILD)
-    assert house.running.start(job, 'one', lambda: end.wait(PATIENCE), lambda: None)
+    house.running.start(job, 'one', lambda: end.wait(PATIENCE), lambda: None)
+    assert house.running.of(job.image_id) is job
     try:
         yield
     finally:
@@ -263,7 +264,7 @@ class FakeTiers:
         """As StorageTiers.is_damaged."""
         return False
 
-    def note_built(self, info, path):
+    def note_built(self, path):
         """As StorageTiers.note_built."""
 
     def medium(self, image_id):

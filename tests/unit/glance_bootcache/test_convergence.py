@@ -346,7 +346,7 @@ class Images(stateful.RuleBasedStateMachine):
             self.tell(image, tells, self.house.controller.image_deleted)
 
     @stateful.rule(image=image_ids, event=st.sampled_from(
-        ['image_changed', 'image_deleted', 'member_removed']))
+        ['image_changed', 'image_deleted', 'let_go']))
     def late(self, image, event):
         """An event of a while ago."""
         self.tell(image, 'told', getattr(self.house.controller, event))

@@ -239,7 +239,10 @@ def test_nobody_waits_for_those_that_hang(cloud, machine, monkeypatch):
     assert len(machine.running) == HOSTS
     machine.goes_on.set()
     machine.hanging = set()
-    cloud.start()
+    for _round in range(100):
+        cloud.start()
+        if not cloud.untold():
+            break
     assert not cloud.untold()
 
 

@@ -15,6 +15,7 @@ from bootcache import exception
 from bootcache.manifest import Made, Manifest
 from bootcache.rpc.messages import BeginSnapshot, SnapshotProgress
 from bootcache.util import logthrottle
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage
@@ -26,7 +27,9 @@ TOKEN = 'f' * 32
 
 
 @pytest.fixture
-def house(storage_conf, database):
+def house(storage_conf, database, tmp_path):
+    for name in 'one', 'two':
+        StorageNode(database, str(tmp_path / name), name)
     house = types.SimpleNamespace(sends=Sends(), uploads=Uploads(), seconds=1000.0,
                                   refusal='', may_remove=True,
                                   standing=ImageStanding.WAITS, certificate='CN=one')

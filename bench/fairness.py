@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,6 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import start
 from glance_bootcache.glance.images import Images
-from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.imagefacts import ImageFacts
@@ -74,8 +72,11 @@ class _ProfileBoots(NovaProfileBoots):
     def has_servers(self, image_id: str, created_before: float | None = None) -> bool:
         return False
 
-    def remove_leftovers(self, tokens: Callable[[], Collection[str]], tries: int = 1) -> int:
-        return 0
+    def remove_retired(self) -> None:
+        pass
+
+    def tell_unnamed(self) -> None:
+        pass
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: ImageJob) -> ProfileReport:
@@ -120,7 +121,7 @@ class Stage:
         tiers.start([])
         self._running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
         retiring = Retiring(self._store, self.exporter, tiers, self.boots, ReportedNeeds(database),
-                            Hosts(self._store, tiers, Orders(database)))
+                            Orders(database))
         work = ImageWork(conf, self._store, glance, self.exporter, tiers, self.boots,
                          DiskRoom(self._store, self._running, self.exporter, tiers), retiring,
                          ServiceMetrics())

@@ -109,20 +109,15 @@ class StorageService:
         messagesize.register_bounds()
         state_dir = conf[bootcache_conf.GROUP].state_dir
         exporter = Exporters(conf, os.path.join(state_dir, 'clients.json'))
-
-        def keep_serving() -> None:
-            if exporter.start(exporter.serve_as_before):
-                exporter.serve_as_before()
-
-        exporter.start(exporter.serve_as_before)
+        exporter.start_as_before()
         scratch.end_left_over()
-        exporter.serve_as_before()
-        database = start.wait_for(conf, keep_serving)
+        database = start.wait_for(conf, exporter.start_as_before)
         # It may go away again at any moment.
-        node, store = start.until_it_answers(lambda: self._opened(database), keep_serving)
+        node, store = start.until_it_answers(lambda: self._opened(database),
+                                             exporter.start_as_before)
         needs, last_uses, orders, records = start.until_it_answers(
             lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
-                     Records(database)), keep_serving)
+                     Records(database, node.id)), exporter.start_as_before)
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
             manifest, store.cache_path(manifest)))
@@ -134,13 +129,13 @@ class StorageService:
         startchecks.check_cloud(conf)
         writer = Writer(database, [needs.changes, last_uses.changes, orders.changes])
         tiers = StorageTiers(conf, store, exporter, last_uses)
-        profile_boots = NovaProfileBoots(conf)
+        profile_boots = NovaProfileBoots(conf, store.files)
         images = Images(conf)
         hosts = Hosts(store, tiers, orders,
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
         metrics = ServiceMetrics()
         running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
-        retiring = Retiring(store, exporter, tiers, profile_boots, needs, hosts)
+        retiring = Retiring(store, exporter, tiers, profile_boots, needs, orders)
         disk_room = DiskRoom(store, running, exporter, tiers)
         deletions = Deletions(conf[bootcache_conf.GROUP].deletion_delay, store, images)
         controller = Controller(
@@ -149,7 +144,7 @@ class StorageService:
                       metrics),
             running, retiring, deletions, StatePublisher(conf, images))
         events = ImageEvents(controller.image_changed, controller.image_deleted,
-                             controller.member_removed, controller.has_looked)
+                             controller.let_go, controller.has_looked)
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, controller,
                                running, disk_room, needs)
@@ -164,10 +159,10 @@ class StorageService:
         self._started = [writer, node, tiers, controller, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
-                                               TrialImages(conf)))
+                                               TrialImages(conf), store.files))
         snapshots = SnapshotJobs(
             conf, store, exporter,
-            Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
+            Sending(conf, [RbdSnapshots(conf, store.files), files], exporter, group.state_dir),
             Claims(conf, images, deletions.is_listed_without),
             records, images)
         snapshots.start()

@@ -5,6 +5,7 @@ in ``[bootcache]tls_directory``, and beside it the numbers of all certificates t
 site that has a CA needs none of this.
 """
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -129,13 +130,16 @@ class SmallCA:
                 f'{path} is no certificate ({error}), and for what it was is not known; move'
                 f' {self._path(name)} away, and name all addresses of the host') from error
 
-    def _issued(self, name: str) -> list[int]:
+    def _issued(self, name: str) -> dict[int, None]:
         """Return the numbers of all certificates that a host got, in their order."""
-        try:
-            with open(self._path(_ISSUED + name)) as stream:
-                return [int(line, 16) for line in stream]
-        except FileNotFoundError:
-            return []
+        serials: dict[int, None] = {}
+        with contextlib.suppress(FileNotFoundError), open(self._path(_ISSUED + name)) as stream:
+            serials.update((int(line, 16), None) for line in stream)
+        # Where that file was lost these have to be revoked as well.
+        for files in _USES:
+            with contextlib.suppress(FileNotFoundError):
+                serials[tls.read(self._path(name, f'{files}-cert.pem')).serial_number] = None
+        return serials
 
     def revoke(self, names: Iterable[str]) -> str:
         """Revoke all certificates that hosts got, beside what was revoked before.
@@ -154,7 +158,7 @@ class SmallCA:
             issued = self._issued(name)
             if not issued:
                 raise exception.RequestRefused(f'{name} has no certificate in {self._directory}')
-            serials.update(dict.fromkeys(issued))
+            serials.update(issued)
         now = datetime.datetime.now(datetime.UTC)
         revoked = x509.CertificateRevocationListBuilder().issuer_name(
             self._certificate.subject).last_update(now - _EARLIER).next_update(

@@ -109,7 +109,7 @@ class StorageSide:
         job = ImageJob(image_id, Step.BUILD)
         began = time.monotonic()
         if self._known(image_id).made.working_set is None:
-            self._work.inherit(self._facts[image_id], job)
+            self._work.inheriting.inherit(self._facts[image_id], job)
         self._work.build(self._facts[image_id], job)
         seconds = time.monotonic() - began
         manifest = self._known(image_id)

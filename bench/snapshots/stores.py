@@ -191,9 +191,9 @@ class CephStore:
         self.base_bytes = self.used() - before
         self.conf = configured(home, address, rbd_store_pool='images',
                                rbd_store_ceph_conf=str(ceph.conf), rbd_snapshot_pool=_POOL)
-        self.snapshots: Any = RbdSnapshots(self.conf)
-        clone = CephBases(self.conf).obtain(
-            facts, storedimages.opened(self.conf).files, lambda: None, lambda count: None)
+        files = storedimages.opened(self.conf).files
+        self.snapshots: Any = RbdSnapshots(self.conf, files)
+        clone = CephBases(self.conf).obtain(facts, files, lambda: None, lambda count: None)
         if clone is None:
             raise RuntimeError('the base is not read in Ceph; its log says why')
         self.manifest = Manifest(facts.image_id, Standing.DONE, made=Made(

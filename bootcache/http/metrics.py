@@ -1,6 +1,7 @@
 """What both sides' metrics share: values that are read when Prometheus asks, seconds by outcome."""
 
 import contextlib
+import dataclasses
 import enum
 import math
 import threading
@@ -26,6 +27,15 @@ _FRESH_SECONDS = 1.0
 Values = Mapping[tuple[str, ...], float]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    text: str
+    labels: Sequence[str]
+    read: Callable[[], Values]
+
+
 class SampledMetrics:
     """Metrics whose values are kept elsewhere, and read whenever Prometheus asks.
 
@@ -33,9 +43,7 @@ class SampledMetrics:
     """
 
     def __init__(self) -> None:
-        # By name: what makes a family without values, and what reads these.
-        self._sources: dict[str, tuple[Callable[[], CounterMetricFamily | GaugeMetricFamily],
-                                       Callable[[], Values]]] = {}
+        self._sources: list[_Source] = []
         self._throttle = LogThrottle(LOG)
         self._read: dict[object, Any] = {}  # in the answer that is being made
 
@@ -57,24 +65,25 @@ class SampledMetrics:
         :param text: what Prometheus shows as its help.
         :param read: returns its values now.
         """
-        self._sources[name] = lambda: GaugeMetricFamily(name, text, labels=labels), read
+        self._sources.append(_Source(GaugeMetricFamily, name, text, labels, read))
 
     def counter(self, name: str, text: str, read: Callable[[], Values],
                 labels: Sequence[str] = ()) -> None:
         """Add a counter; its name has no ``_total``, which Prometheus's client adds."""
-        self._sources[name] = lambda: CounterMetricFamily(name, text, labels=labels), read
+        self._sources.append(_Source(CounterMetricFamily, name, text, labels, read))
 
     def collect(self) -> Iterator[Metric]:
         """Read all of them, for Prometheus's client."""
         self._read = {}
-        for name, (make, read) in self._sources.items():
-            family = make()
+        for source in self._sources:
+            family = source.family(source.name, source.text, labels=list(source.labels))
             try:
-                for labels, value in read().items():
-                    family.add_metric(labels, value)
-                self._throttle.recovered(name, '%s can be read again', name)
+                for labels, value in source.read().items():
+                    family.add_metric(list(labels), value)
+                self._throttle.recovered(source.name, '%s can be read again', source.name)
             except Exception as error:
-                self._throttle.warning(name, '%s cannot be read, and is left out: %s', name, error)
+                self._throttle.warning(source.name, '%s cannot be read, and is left out: %s',
+                                       source.name, error)
                 continue
             yield family
 

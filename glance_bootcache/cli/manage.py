@@ -1,6 +1,7 @@
 """The ``bootcache-manage`` command: what operators do with a storage node's database and files."""
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception
+from bootcache import exception, savefile
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.cli import client
 from glance_bootcache.db import node, schema
@@ -55,8 +56,10 @@ def _unnamed(database: Database, conf: cfg.ConfigOpts) -> list[tuple[str, int, b
             f'{database} has no row of this node; start glance-bootcache here first')
     served = {path for image in ServedExports(os.path.join(state_dir, 'exports.json')).images()
               for path in (image.path, image.cache_path)}
-    return [(path, os.stat(path).st_size, path in served) for path in NodeFiles(
-        database, node_id, os.path.join(state_dir, 'images')).unnamed()]
+    # The service removes files meanwhile.
+    return [(path, found[2], path in served) for path in NodeFiles(
+        database, node_id, os.path.join(state_dir, 'images')).unnamed()
+            if (found := savefile.signature(path))]
 
 
 def _list_files(database: Database, conf: cfg.ConfigOpts) -> int:
@@ -68,7 +71,8 @@ def _list_files(database: Database, conf: cfg.ConfigOpts) -> int:
 def _remove_files(database: Database, conf: cfg.ConfigOpts) -> int:
     for path, size, is_served in _unnamed(database, conf):
         if not is_served:
-            os.unlink(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         print(f'{path} {size} {"served, and so left" if is_served else "removed"}')
     return 0
 

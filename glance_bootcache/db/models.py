@@ -4,6 +4,7 @@ Types hold for InnoDB with utf8mb4, PostgreSQL and SQLite. Names compare byte by
 usual collation takes ``Host-1`` and ``host-1`` for the same.
 """
 
+import enum
 from typing import Any
 
 import sqlalchemy as sa
@@ -212,8 +213,16 @@ class WorkingSetRow(Model):
         doc='the text, JSON as `Working set`_ has it, compressed by zlib')
 
 
+class FileState(enum.StrEnum):
+    """How far what was made on a storage node is: see ``FileRow``."""
+
+    MAKING = 'making'
+    READY = 'ready'
+    RETIRING = 'retiring'
+
+
 class FileRow(Model):
-    """A thing that was made on a storage node: its row is written before it is made.
+    """A thing that a storage node has made: its row is written before it is made.
 
     What no row names is left where it is.
     """
@@ -226,12 +235,19 @@ class FileRow(Model):
     image_id = orm.mapped_column(_UUID, primary_key=True, doc='id of the image that it is of')
     name = orm.mapped_column(
         _NAME, primary_key=True,
-        doc='name of the file in the image\'s directory, which is used once; of a clone what'
-            ' ``base_path`` has')
-    kind = _text(16, '``base``, ``cache_image``, ``difference`` or ``clone``')
-    state = _text(16, '``making``: nothing names it yet; ``ready``: the image\'s row does;'
-                      ' ``retiring``: nothing does any more, and it is removed. What an earlier'
+        doc='name of the file in the image\'s directory; of a clone or copy in Ceph'
+            ' ``rbd:POOL/NAMESPACE/NAME``; of a server or image its name. It is used once')
+    kind = _text(16, 'of files ``base``, ``cache_image`` or ``difference``; ``clone``: a base in'
+                     ' Ceph; ``copy``: in Ceph, of a snapshot that too many others are below;'
+                     ' ``server``: of a profile boot, in Nova; ``trial``: an image in Glance by'
+                     ' which a store is tried (:doc:`filestore`)')
+    state = _text(16, '``making``: nothing names it yet; ``ready``: the image\'s row does, or it'
+                      ' is a copy that is complete; ``retiring``: it is removed. What an earlier'
                       ' process was making is retiring as the next one starts')
+    made_at = orm.mapped_column(
+        sa.Double, nullable=False,
+        doc='when the row was written, in seconds since the epoch. What Ceph, Glance or Nova do not'
+            ' have may come yet, if its making was not answered: its row stays ten minutes')
 
 
 class HostRow(Model):
@@ -278,6 +294,9 @@ class SnapshotRow(Model):
     __tablename__ = 'snapshots'
 
     snapshot_id = orm.mapped_column(_UUID, primary_key=True, doc='id of the image that it becomes')
+    node_id = orm.mapped_column(
+        _NUMBER, sa.ForeignKey('storage_nodes.id', name='fk_snapshots_node_id'), nullable=False,
+        doc='row of the node that makes it in storage_nodes')
     store = orm.mapped_column(sa.String(16), nullable=False,
                               doc='store that makes it: ``rbd`` or ``file``')
     host = orm.mapped_column(_NAME, nullable=False, doc='host that sends it; empty if not known')

@@ -15,10 +15,11 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from bootcache import savefile
-from bootcache.exception import ConfigurationError, DatabaseAway
+from bootcache.exception import ConfigurationError
 from bootcache.util.logthrottle import LogThrottle
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
-from glance_bootcache.db.models import IdentityRow, StorageNodeRow
+from glance_bootcache.db.models import FileRow, FileState, IdentityRow, StorageNodeRow
 
 LOG = logging.getLogger(__name__)
 
@@ -27,9 +28,12 @@ BEAT_SECONDS = 5.0
 _VERSION = 1
 # Of beats: the file is synced.
 _WRITE_EVERY = 12
-_CURE = ('what exporters serve they go on serving, and no file is removed; when "bootcache image'
-         ' list" shows the images that it is to show, "bootcache-manage db accept" has files'
-         ' removed again')
+# Of a process that found an older state, until files are removed again: an hour, in which each host
+# has reported what it needs, and Glance's images were swept.
+_SETTLED_BEATS = 720
+_CURE = ('what exporters serve they go on serving, and no file is removed for an hour; when'
+         ' "bootcache image list" shows the images that it is to show, "bootcache-manage db accept"'
+         ' has files removed at once')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +80,13 @@ class StorageNode:
     def __init__(self, database: Database, path: str, name: str,
                  sleep: Callable[[float], None] = time.sleep):
         self._database, self._path = database, path
+        self._beats = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name='bootcache-beat', daemon=True)
         self._throttle = LogThrottle(LOG)
         known = _read(path)
         self._uuid = known.node if known is not None else str(uuid.uuid4())
-        _check_alone(database, name, self._uuid, sleep)
+        _check_alone(database, self._uuid, sleep)
         try:
             self._claimed = database.write(
                 lambda connection: _claim(connection, self._uuid, name, known))
@@ -101,8 +106,9 @@ class StorageNode:
 
     @property
     def is_restored(self) -> bool:
-        """Whether the database is another one than the node knew, or an older state of it, and no
-        operator has accepted it: nothing may be removed then."""
+        """Whether the database is another one than the node knew, or an older state of it, and
+        neither was it used for an hour since, nor has an operator accepted it: nothing may be
+        removed then."""
         return self._claimed.state != UP
 
     def start(self, replaced: Callable[[], None]) -> None:
@@ -128,10 +134,12 @@ class StorageNode:
         """
         before = self._claimed
         changed = self._database.write(
-            lambda connection: _beat(connection, self._uuid, before))
+            lambda connection: _beat(connection, self._uuid, before,
+                                     self._beats >= _SETTLED_BEATS))
         if changed is None:
             return False
         self._claimed = changed
+        self._beats += 1
         return True
 
     def _run(self) -> None:
@@ -145,7 +153,8 @@ class StorageNode:
                     self._replaced()
                     return
                 self._throttle.recovered('', 'the database answers')
-            except DatabaseAway as error:
+            except Exception as error:
+                # Drivers have more ways to fail on a connection that breaks.
                 self._throttle.warning('', '%s', error)
                 continue
             beats += 1
@@ -198,24 +207,25 @@ def _read(path: str) -> NodeFile | None:
         return None
 
 
-def _check_alone(database: Database, name: str, own: str, sleep: Callable[[float], None]) -> None:
-    """Check that no other process beats by a name; one on this machine has the lock of its own.
+def _check_alone(database: Database, own: str, sleep: Callable[[float], None]) -> None:
+    """Check that no other process beats there; one on this machine has the lock of its own.
 
     :raises ConfigurationError: if one does.
     """
-    def look(connection: sa.Connection) -> Any:
-        return connection.execute(sa.select(StorageNodeRow.beat).where(
-            StorageNodeRow.name == name, StorageNodeRow.uuid != own)).scalar()
+    def look(connection: sa.Connection) -> dict[str, int]:
+        return {row.name: row.beat for row in connection.execute(sa.select(
+            StorageNodeRow.name, StorageNodeRow.beat).where(StorageNodeRow.uuid != own))}
 
     before = database.read(look)
-    if before is None:
+    if not before:
         return
-    # The state directory of before is lost, or the name is another node's.
+    # The state directory of before is lost, or the database is another node's.
     sleep(3 * BEAT_SECONDS)
-    if database.read(look) != before:
-        raise ConfigurationError(
-            f'[DEFAULT]host: another glance-bootcache works as {name} with {database}; give each'
-            ' another name, and each its own [database]connection')
+    for name, beat in database.read(look).items():
+        if beat != before.get(name):
+            raise ConfigurationError(
+                f'[{db_conf.GROUP}]connection: another glance-bootcache works as {name} with'
+                f' {database}; give each its own, and its own [DEFAULT]host')
 
 
 def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | None) -> _Claimed:
@@ -239,18 +249,27 @@ def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | Non
     else:
         connection.execute(sa.update(StorageNodeRow).where(
             StorageNodeRow.id == row.id).values(values))
+    if is_restored and row is not None:
+        # It was made since, and servers may read from it: without a row it is left.
+        connection.execute(sa.delete(FileRow).where(
+            FileRow.node_id == row.id, FileRow.state == FileState.MAKING.value))
     made = connection.execute(
         sa.select(StorageNodeRow.id).where(StorageNodeRow.uuid == own)).scalar()
     assert made is not None
     return _Claimed(made, identity, beat, state)
 
 
-def _beat(connection: sa.Connection, own: str, before: _Claimed) -> _Claimed | None:
-    """Count a row's beat up; None if it is not as it was left."""
+def _beat(connection: sa.Connection, own: str, before: _Claimed,
+          is_settled: bool) -> _Claimed | None:
+    """Count a row's beat up; None if it is not as it was left.
+
+    :param is_settled: files are removed from now on, whatever the database was.
+    """
     done = connection.execute(sa.update(StorageNodeRow).where(
         StorageNodeRow.id == before.id, StorageNodeRow.uuid == own,
         # The answer to the last one may have been lost.
-        StorageNodeRow.beat.in_((before.beat, before.beat + 1))).values(beat=before.beat + 1))
+        StorageNodeRow.beat.in_((before.beat, before.beat + 1))).values(
+            beat=before.beat + 1, **({'state': UP} if is_settled else {})))
     row = connection.execute(sa.select(
         StorageNodeRow.state, IdentityRow.uuid).join(IdentityRow, IdentityRow.id == 1).where(
             StorageNodeRow.id == before.id)).first()

@@ -72,8 +72,6 @@ class _Host:
     row: _Row
 
 
-
-
 class ReportedNeeds:
     """What all hosts need that have reported; read once, and kept in memory, by host and by image.
 

@@ -21,7 +21,7 @@ from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
 from bootcache.util.backoff import Backoff
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.policy import is_signed
-from glance_bootcache.storage.nodefiles import FileKind, NodeFiles
+from glance_bootcache.storage.nodefiles import FileKind, NodeFiles, tell_unnamed
 
 LOG = logging.getLogger(__name__)
 
@@ -75,14 +75,6 @@ class CephBases:
                         f'{self._rbd.user}' if isinstance(error, RbdRefused) else error)
         return None
 
-    def serves(self, image: ImageFacts, path: str) -> bool:
-        """Tell whether an image's base is where its manifest has it, and can stay there.
-
-        One that was signed since it was cloned is verified on a file. The errors are those of
-        ``is_there``.
-        """
-        return self.is_there(path) and not (places.is_clone(path) and is_signed(image))
-
     def _clone(self, image: ImageFacts, files: NodeFiles, algorithm: str, value: str,
                check: Callable[[], None], arrived: Callable[[int], None]) -> str:
         absent: RbdAbsent | None = None
@@ -129,8 +121,10 @@ class CephBases:
                 arrived(len(piece))
         return '' if digest.hexdigest() == value else f'it does not have Glance\'s {algorithm}'
 
-    def is_there(self, path: str) -> bool:
-        """Tell whether a base is where its manifest has it, asking Ceph for a clone.
+    def serves(self, image: ImageFacts, path: str) -> bool:
+        """Tell whether an image's base is where its manifest has it, and can stay there.
+
+        Ceph is asked for a clone. One that was signed since it was cloned is verified on a file.
 
         :raises Interrupted: if Ceph does not answer, or says no: nothing is wrong with the image.
         """
@@ -142,7 +136,7 @@ class CephBases:
             return False
         except exception.BootcacheError as error:
             raise exception.Interrupted(str(error)) from error
-        return True
+        return not is_signed(image)
 
     @contextlib.contextmanager
     def looked_at(self, path: str, directory: str,
@@ -182,5 +176,18 @@ class CephBases:
             self._remove_retired(files)
 
     def _remove_retired(self, files: NodeFiles) -> None:
-        files.remove_retired_clones(lambda path: self._rbd.remove(places.clone_of(path)))
+        files.remove_retired_of(FileKind.CLONE,
+                                lambda _image_id, path: self._rbd.remove(places.clone_of(path)))
+
+    def tell_unnamed(self, files: NodeFiles) -> None:
+        """Log which clones in the namespace have no row.
+
+        :raises BootcacheError: if Ceph, or the database, does not answer, or says no.
+        """
+        if not self._conf.rbd_store_pool:
+            return
+        pool, namespace = self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace
+        there = {clone.path for clone in self._rbd.clones(pool, namespace)}
+        tell_unnamed('clones in Ceph', there - files.named(FileKind.CLONE).keys(),
+                     'if no other storage service made them, "rbd rm" removes them')
 

@@ -32,7 +32,7 @@ from glance_bootcache.images.imagework import ImageWork, settings_of
 from glance_bootcache.images.policy import Decision, Facts, Step
 from glance_bootcache.images.publishing import StatePublisher
 from glance_bootcache.images.retiring import Retiring
-from glance_bootcache.images.running import Running
+from glance_bootcache.images.running import BASES, Running
 from glance_bootcache.images.saving import save
 from glance_bootcache.images.turns import Changes
 from glance_bootcache.profileboot.job import ImageJob
@@ -170,17 +170,12 @@ class Controller:
             self._retiring.withdraw(image_id)
         self.queue.add(image_id)
 
-    def member_removed(self, image_id: str) -> None:
-        """One project less may see an image: all hosts let go of its cache image.
-
-        :raises DatabaseAway: if that cannot be written.
-        """
-        self.let_go(image_id)
-
     def let_go(self, image_id: str) -> Manifest | None:
-        """Have all hosts let go of an image's cache image as soon as no server of theirs needs it.
+        """Have all hosts let go of an image's cache image as soon as no server of theirs needs it:
+        an operator wants it, or one project less may see the image.
 
         :returns: the record, None if the image is not known.
+        :raises DatabaseAway: if that cannot be written.
         """
         return self._store.change(
             naming.canonical_image_id(image_id), lambda record: record.wishing(
@@ -230,7 +225,8 @@ class Controller:
         """
         if self._running.of(image_id) is not None:
             return
-        if self._store.change(image_id, policy.asked_for) is None:
+        if self._store.change(image_id, lambda record: policy.asked_for(
+                record, self._store.has_lost_base(record))) is None:
             with self._lock:
                 self._asked_for[image_id] = True
         self.queue.add(image_id)
@@ -305,14 +301,14 @@ class Controller:
 
     def ready_in(self, image_id: str) -> float | None:
         """Return the seconds until an image's base is here, at least; None if nobody knows."""
-        return self._work.ready_in(image_id)
+        return self._work.transfers.seconds_left(image_id, BASES)
 
     def is_waited_for(self, record: Manifest) -> bool:
         """Tell whether servers of a snapshot are to wait for its first cache image."""
         job = self._running.of(record.image_id)
-        return self._work.is_waited_for(record.image_id) and (
+        return self._work.inheriting.is_waited_for(record.image_id) and (
             (record.made.cache_image is None and record.goal is Goal.BUILD)
-            or (job is not None and job.compares))
+            or (job is not None and job.is_child))
 
     # A look.
 
@@ -424,14 +420,14 @@ class Controller:
     def _decide(self, record: Manifest | None, image: ImageFacts, boots: bool) -> Decision:
         image_id = image.image_id
         facts = Facts(image, self._work.is_at_hand(image), self._has_hosts.is_set(), boots,
-                      not self._changes.are_too_many(image.owner), time.time())
+                      not self._changes.seconds_left(image.owner), time.time())
         decision = policy.decide(record, facts, self._settings)
+        if decision.record is None:
+            return decision
         if record is None:
-            if decision.record is not None:
-                added = self._store.add(decision.record)
-                if added is None:  # An operator was faster, or an answer was lost.
-                    return self._decide(self._store.load(image_id), image, boots)
-                decision = Decision(added, decision.step, decision.waits, decision.is_change)
+            after = self._store.add(decision.record)
+            if after is None:  # An operator was faster, or an answer was lost.
+                return self._decide(self._store.load(image_id), image, boots)
         else:
             def change(known: Manifest) -> Manifest:
                 nonlocal decision
@@ -440,11 +436,10 @@ class Controller:
                     if known.wished.availability is record.wished.availability else Decision(known)
                 return decision.record or known
 
-            decision = Decision(self._store.change(image_id, change), decision.step,
-                                decision.waits, decision.is_change)
-        after = decision.record
-        if after is None:
-            return decision
+            after = self._store.change(image_id, change)
+            if after is None:
+                return Decision(None)
+        decision = dataclasses.replace(decision, record=after)
         steps.reached('register: taken up')
         if decision.is_change and decision.step is not None:
             self._changes.begin(image.owner)

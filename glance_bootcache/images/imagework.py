@@ -7,10 +7,9 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -58,9 +57,6 @@ from glance_bootcache.storage.transfers import Transfers
 
 LOG = logging.getLogger(__name__)
 
-_MOST_WAITED = 1000
-# Of one source: see Running.
-_BASES_AT_ONCE = 2
 # After so many bytes of a download it is looked whether there is room for the rest.
 _LOOK_BYTES = 64 << 20
 
@@ -90,35 +86,29 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Ite
     name = store.begin_file(image.image_id, FileKind.BASE, '.img')
     target, found = store.path(image.image_id, name), ''
     try:
-        found, file = _obtain(image, target, algorithm, value, images, store_dirs, check, arrived)
+        for source in (os.path.join(directory, image.image_id) for directory in store_dirs):
+            if not os.path.isfile(source) or not os.access(source, os.R_OK):
+                continue
+            path, is_right = _link(source, target), False
+            try:
+                file = savefile.identity(os.stat(path))
+                is_right = os.stat(path).st_size == image.stored_bytes \
+                    and savefile.file_digest(path, algorithm, check) == value
+            finally:
+                if not is_right and path == target:
+                    os.unlink(target)
+            if is_right:
+                found = path
+                return found, file
+            LOG.info('image %s: %s does not have Glance\'s size and %s, as it is not all there yet,'
+                     ' or damaged', image.image_id, source, algorithm)
+        LOG.info('image %s is downloaded', image.image_id)
+        _download(image, images, target, algorithm, value, check, arrived)
+        file, found = savefile.identity(os.stat(target)), target
+        return found, file
     finally:
         if found != target:
             store.files.abandon(image.image_id, name)
-    return found, file
-
-
-def _obtain(image: ImageFacts, target: str, algorithm: str, value: str, images: Images,
-            store_dirs: Iterable[str], check: Callable[[], None],
-            arrived: Callable[[int], None]) -> tuple[str, tuple[int, int, int]]:
-    for directory in store_dirs:
-        source = os.path.join(directory, image.image_id)
-        if not os.path.isfile(source) or not os.access(source, os.R_OK):
-            continue
-        found, is_right = _link(source, target), False
-        try:
-            file = savefile.identity(os.stat(found))
-            is_right = os.stat(found).st_size == image.stored_bytes \
-                and savefile.file_digest(found, algorithm, check) == value
-        finally:
-            if not is_right and found == target:
-                os.unlink(target)
-        if is_right:
-            return found, file
-        LOG.info('image %s: %s does not have Glance\'s size and %s, as it is not all there yet, or'
-                 ' damaged', image.image_id, source, algorithm)
-    LOG.info('image %s is downloaded', image.image_id)
-    _download(image, images, target, algorithm, value, check, arrived)
-    return target, savefile.identity(os.stat(target))
 
 
 def _link(source: str, target: str) -> str:
@@ -190,6 +180,7 @@ class ImageWork:
     :param conf: configuration of the storage service.
     :param retiring: tells whether servers may need an image's base.
     :param metrics: observe the steps' seconds.
+    :ivar inheriting: gives snapshots what they have from their servers' images.
     :ivar transfers: the bases that are being got.
     """
 
@@ -208,10 +199,8 @@ class ImageWork:
         self._metrics = metrics
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
-        self._inheriting = Inheriting(store, images)
+        self.inheriting = Inheriting(store, images)
         self.transfers = Transfers()
-        # Until when servers of a snapshot wait for its first cache image, in monotonic seconds.
-        self._waited_until: cachetools.LRUCache[str, float] = cachetools.LRUCache(_MOST_WAITED)
 
     def do(self, job: ImageJob, image: ImageFacts | None) -> None:
         """Do a job's step.
@@ -229,12 +218,8 @@ class ImageWork:
             record = self.get_base(image, job)
             if job.step == Step.RECORD:
                 self.record(image, record, job)
-            elif record.goal is Goal.SERVE and not self.inherit(image, job):
+            elif record.goal is Goal.SERVE and not self.inheriting.inherit(image, job):
                 save(self._store, job, lambda record: record.standing_at(Standing.DONE))
-
-    def is_waited_for(self, image_id: str) -> bool:
-        """Tell whether servers of a snapshot are to wait, while its first cache image is made."""
-        return time.monotonic() < self._waited_until.get(image_id, 0.0)
 
     def has_base(self, image: ImageFacts) -> bool:
         """Tell whether the base of an image's content is here, so that nothing has to be got.
@@ -254,10 +239,6 @@ class ImageWork:
         return manifest is not None and self.has_base(image) \
             and not policy.is_by_other_rules(manifest) \
             and not policy.is_unverified(manifest)
-
-    def ready_in(self, image_id: str) -> float | None:
-        """Return the seconds until an image's base is here, at least; None if nobody knows."""
-        return self.transfers.seconds_left(image_id, _BASES_AT_ONCE)
 
     def source(self, image: ImageFacts) -> str:
         """Return where an image's base comes from: a directory of Glance's, or empty for Glance."""
@@ -335,12 +316,6 @@ class ImageWork:
             image_format=inspected.image_format, virtual_bytes=inspected.virtual_bytes,
             look_rules=inspection.RULES, signature=signature))
 
-    def inherit(self, image: ImageFacts, job: ImageJob) -> bool:
-        """Give a snapshot that has no working set that of its server's image: see
-        ``Inheriting.inherit``."""
-        self._waited_until[image.image_id] = time.monotonic() + snapshotrules.BUILD_SECONDS
-        return self._inheriting.inherit(image, job)
-
     def _note_signature(self, image: ImageFacts, job: ImageJob) -> Manifest:
         """Note by which signature the base is to be verified, so that one try is all there is."""
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
@@ -366,7 +341,7 @@ class ImageWork:
         """
         if manifest.made.base_hash == image.image_hash:
             return
-        if (manifest.made.base_path and self._retiring.is_needed(image.image_id)) \
+        if (manifest.made.base_path and self._retiring.why_needed(image.image_id)) \
                 or not self._exporter.retire(image.image_id, with_base=True):
             raise exception.BuildFailed('', Reason.OLDER_CONTENT_IN_USE)
 
@@ -403,35 +378,30 @@ class ImageWork:
             if image is not None:
                 save(self._store, job, lambda known: dataclasses.replace(
                     known, goal=Goal.RECORD).making(working_set=None))
-        elif image is None:
-            self._build_in_passing(record, working_set, job)
-        else:
-            parent = self._inheriting.parent(image)
+            return
+        if image is not None:
+            parent = self.inheriting.parent(image)
             job.parent = '' if parent is None else parent.image_id
             job.is_child = record.made.cache_image is None and record.made.working_set is not None \
                 and record.made.working_set.recorded_by == snapshotrules.PARENT
+            job.phase = ImageState.BUILDING
             self._build(record, working_set, job)
-
-    def _build_in_passing(self, manifest: Manifest, working_set: WorkingSet,
-                          job: ImageJob) -> None:
-        image_id = manifest.image_id
+            return
         try:
-            self._build(manifest, working_set, job, in_passing=True)
+            self._build(record, working_set, job, in_passing=True)
         except exception.Cancelled:
             raise
         except Exception as error:
             job.phase = None
             LOG.log(logging.INFO if isinstance(error, exception.StorageNodeFull) else logging.ERROR,
                     'image %s: its cache image stays as it is, and is built anew later: %s',
-                    image_id, error)
+                    job.image_id, error)
             with contextlib.suppress(exception.BootcacheError):
                 # The exporter may have been told of the other one.
-                self._tiers.serve(self._store.load(image_id) or manifest)
+                self._tiers.serve(self._store.load(job.image_id) or record)
 
     def _build(self, manifest: Manifest, working_set: WorkingSet, job: ImageJob,
                in_passing: bool = False) -> None:
-        if not in_passing:
-            job.phase = ImageState.BUILDING
         # The quota is as it is now.
         manifest = self._store.load(manifest.image_id) or manifest
         made, quota = manifest.made, manifest.wished.quota
@@ -452,23 +422,24 @@ class ImageWork:
             Compression(self._conf.compression)))
         path = self._store.path(image_id, name)
         base = basenode.base_of(manifest, self._options, virtual_bytes=manifest.made.virtual_bytes)
-        # What replaces a cache image has its difference go with it.
-        parent_id = self._inheriting.parent_id(manifest, job)
         try:
             info = self._built(room, manifest, working_set, base, path)
-            self._tiers.note_built(info, path)
+            self._tiers.note_built(path)
             # Hosts get the older one, and what differs of it, until the newer one is whole. A
             # child has none: its first servers wait for this one, and not for a difference.
             made = dataclasses.replace(
                 manifest.made, cache_image=info, difference=None if job.is_child else
-                self._inheriting.make_difference(manifest, info, parent_id, base, job),
+                self.inheriting.make_difference(manifest, info, base, job),
                 built_from='' if manifest.made.working_set is None
                 else manifest.made.working_set.sha256)
             job.check_cancelled()
             steps.reached('build: named')
-            self._serve_built(dataclasses.replace(manifest, made=made), path)
+            built = dataclasses.replace(manifest, made=made)
+            self._tiers.serve(built)
+            # One of the same bytes has the same export, which reads the file that goes: it may be
+            # one that is damaged, or a copy in memory.
+            self._exporter.switch_cache(built, path)
             steps.reached('build: served')
-            job.compares = job.is_child
             save(self._store, job, lambda record: record.making(
                 cache_image=info, difference=made.difference, built_from=made.built_from
                 ).standing_at(Standing.DONE))
@@ -484,36 +455,22 @@ class ImageWork:
         LOG.info('image %s: cache image of %d bytes built in %.2f s', image_id, info.bytes,
                  info.build_seconds)
         if job.is_child:
-            self._inheriting.add_difference(manifest, info, parent_id, base, job)
+            self.inheriting.add_difference(manifest, info, base, job)
 
     def _built(self, room: int, manifest: Manifest, working_set: WorkingSet, base: Base,
                path: str) -> CacheInfo:
-        """Build and verify a cache image."""
+        """Build and verify a cache image; an error names what is at fault."""
         backing_uri = naming.nbd_unix_uri(
             self._conf.gateway_socket,
             naming.export_name(naming.EXPORT_BASE, manifest.image_id))
         quota, began = manifest.wished.quota, time.monotonic()
-        with self._told_of_full(os.path.dirname(path), room):
+        try:
             built = cacheimage.build(
                 base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
                 backing_uri=backing_uri, compression=Compression(self._conf.compression))
-        return CacheInfo(os.path.basename(path), built.bytes, built.data_bytes, len(built.extents),
-                         built.sha256, built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
-                         round(time.monotonic() - began, 3), cacheimage.VERIFY_RULES)
-
-    def _serve_built(self, manifest: Manifest, path: str) -> None:
-        self._tiers.serve(manifest)
-        # One of the same bytes has the same export, which reads the file that goes: it may be one
-        # that is damaged, or a copy in memory.
-        self._exporter.switch_cache(manifest, path)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _told_of_full(directory: str, room: int) -> Iterator[None]:
-        """Have an error name what is at fault: QEMU's tools fail in many ways on a full medium."""
-        try:
-            yield
         except Exception as error:
+            # QEMU's tools fail in many ways on a full medium.
+            directory = os.path.dirname(path)
             free = shutil.disk_usage(directory).free
             if free >= room and not savefile.means_full(error):
                 raise
@@ -521,3 +478,6 @@ class ImageWork:
                 f'{directory} has no room for a cache image of {room} bytes, {free} are free'
                 f' ("df -i" shows inodes, "quota" quotas); make room in [bootcache]state_dir:'
                 f' {error}') from error
+        return CacheInfo(os.path.basename(path), built.bytes, built.data_bytes, len(built.extents),
+                         built.sha256, built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
+                         round(time.monotonic() - began, 3), cacheimage.VERIFY_RULES)

@@ -4,7 +4,9 @@ Beside their cache image there is its difference from their parent's: bootcache/
 """
 
 import dataclasses
+import time
 
+import cachetools
 from oslo_log import log as logging
 
 from bootcache import difference, exception, properties
@@ -21,6 +23,8 @@ from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 
+_MOST_WAITED = 1000
+
 
 class Inheriting:
     """Gives working sets to snapshots that have none, and makes differences.
@@ -31,6 +35,12 @@ class Inheriting:
     def __init__(self, store: ImageStore, images: Images):
         self._store = store
         self._images = images
+        # Until when servers of a snapshot wait for its first cache image, in monotonic seconds.
+        self._waited_until: cachetools.LRUCache[str, float] = cachetools.LRUCache(_MOST_WAITED)
+
+    def is_waited_for(self, image_id: str) -> bool:
+        """Tell whether servers of a snapshot are to wait, while its first cache image is made."""
+        return time.monotonic() < self._waited_until.get(image_id, 0.0)
 
     def parent(self, image: ImageFacts) -> Manifest | None:
         """Return the image from which a snapshot has its working set; None if there is none."""
@@ -46,6 +56,7 @@ class Inheriting:
         :raises Cancelled: if the job is.
         :raises DatabaseAway: if it cannot be written.
         """
+        self._waited_until[image.image_id] = time.monotonic() + snapshotrules.BUILD_SECONDS
         manifest, parent = self._store.load(image.image_id), self.parent(image)
         if manifest is None or not manifest.made.base_path \
                 or manifest.made.cache_image is not None:
@@ -70,16 +81,7 @@ class Inheriting:
                  ' has', image.image_id, parent.image_id, working_set.bytes)
         return True
 
-    def parent_id(self, child: Manifest, job: ImageJob) -> str:
-        """Return the parent of a snapshot that is about to be built, as far as is known here.
-
-        :returns: an empty string of what is no snapshot, or of what Glance has to be asked for.
-        """
-        before = child.made.difference
-        return job.parent or ('' if before is None else before.parent)
-
-    def add_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
-                       job: ImageJob) -> None:
+    def add_difference(self, child: Manifest, built: CacheInfo, base: Base, job: ImageJob) -> None:
         """Make the difference of a snapshot's first cache image, which is served by now.
 
         Servers wait for it as long as they would have for the cache image. The parameters are those
@@ -87,43 +89,38 @@ class Inheriting:
 
         :raises Cancelled: if the job is.
         """
+        made = self.make_difference(child, built, base, job)
+        if made is None:
+            return
+
+        def add(known: Manifest) -> Manifest:
+            job.check_cancelled()
+            return known.making(difference=made) if known.made.cache_image == built else known
+
+        changed = None
         try:
-            made = self.make_difference(child, built, parent_id, base, job)
-            if made is None:
-                return
-
-            def add(known: Manifest) -> Manifest:
-                job.check_cancelled()
-                return known.making(difference=made) if known.made.cache_image == built else known
-
-            changed = None
-            try:
-                changed = self._store.change(child.image_id, add)
-            except exception.DatabaseAway as error:
-                LOG.warning('image %s: hosts get all of its cache image: %s', child.image_id, error)
-            finally:
-                if changed is None or changed.made.difference != made:
-                    self._store.files.abandon(child.image_id,
-                                              nodefiles.difference_name(built.file))
+            changed = self._store.change(child.image_id, add)
+        except exception.DatabaseAway as error:
+            LOG.warning('image %s: hosts get all of its cache image: %s', child.image_id, error)
         finally:
-            job.compares = False
+            if changed is None or changed.made.difference != made:
+                self._store.files.abandon(child.image_id, nodefiles.difference_name(built.file))
 
-    def make_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
-                        job: ImageJob) -> CacheDifference | None:
+    def make_difference(self, child: Manifest, built: CacheInfo, base: Base, job: ImageJob
+                        ) -> CacheDifference | None:
         """Make the difference of a cache image that was just built from that of its parent.
 
         Without one hosts get all of the cache image.
 
         :param child: of the image as it was before, which need not be a snapshot.
         :param built: its new cache image.
-        :param parent_id: what ``parent_id`` has returned.
         :param base: its base.
         :param job: builds it.
         :raises Cancelled: if the job is.
         """
         name, made = nodefiles.difference_name(built.file), None
         try:
-            made = self._make_difference(child, built, parent_id, base, job)
+            made = self._make_difference(child, built, base, job)
         except exception.Cancelled:
             raise
         except Exception as error:
@@ -134,9 +131,9 @@ class Inheriting:
                 self._store.files.abandon(child.image_id, name)
         return made
 
-    def _make_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
-                         job: ImageJob) -> CacheDifference | None:
-        parent = self._known_parent(child, parent_id)
+    def _make_difference(self, child: Manifest, built: CacheInfo, base: Base, job: ImageJob
+                         ) -> CacheDifference | None:
+        parent = self._known_parent(child, job)
         path = None if parent is None else self._store.cache_path(parent)
         if parent is None or path is None or parent.made.cache_image is None \
                 or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
@@ -157,11 +154,13 @@ class Inheriting:
                  parent.image_id, made.bytes)
         return made
 
-    def _known_parent(self, child: Manifest, parent_id: str) -> Manifest | None:
+    def _known_parent(self, child: Manifest, job: ImageJob) -> Manifest | None:
         """Return a snapshot's parent; Glance is asked only where nothing here tells.
 
         All other images are built without it.
         """
+        before = child.made.difference
+        parent_id = job.parent or ('' if before is None else before.parent)
         if not parent_id:
             ours = child.made.working_set
             if ours is None or ours.recorded_by != snapshotrules.PARENT:

@@ -3,7 +3,7 @@
 The clone is made of the snapshot that Glance's image has, not of our own clone of it: so its parent
 is an image that people know, and ours can go. It has small objects: the first write to an object
 copies all of it from the parent. Under way it has another name than afterwards, so that nobody
-takes one for an image; there is no other record of that here.
+takes one for an image.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from bootcache.ceph import places, snapshotcommands
-from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
+from bootcache.ceph.places import RbdClone, RbdSnapshot
 from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Manifest
@@ -23,6 +23,7 @@ from bootcache.util.backoff import Backoff
 from glance_bootcache.snapshots.flatcopies import FlatCopies
 from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.stores import SnapshotUnfit
+from glance_bootcache.storage.nodefiles import NodeFiles
 
 LOG = logging.getLogger(__name__)
 
@@ -34,19 +35,19 @@ class RbdSnapshots:
     """The snapshots in ``[bootcache]rbd_snapshot_pool``: see ``SnapshotStore``.
 
     :param conf: configuration of the storage service.
+    :param files: has the rows of bases, and of copies of deep ones.
     """
 
     # What it is called in records.
     name = 'rbd'
 
-    def __init__(self, conf: cfg.ConfigOpts):
+    def __init__(self, conf: cfg.ConfigOpts, files: NodeFiles):
         group = conf[bootcache_conf.GROUP]
         self._pool = group.rbd_snapshot_pool or ''
         self._depth = group.snapshot_depth
         self._user, self._conf_path = group.rbd_store_user, group.rbd_store_ceph_conf
         self._rbd = SnapshotCommands(self._conf_path, self._user)
-        self._copies = FlatCopies(self._rbd, self._pool,
-                                  (group.rbd_clone_pool, group.rbd_clone_namespace), self._depth)
+        self._copies = FlatCopies(self._rbd, self._pool, files, self._depth)
         self._purges = Backoff(_PURGE_SECONDS)
 
     def refusal(self, base: Manifest) -> str:
@@ -68,7 +69,11 @@ class RbdSnapshots:
             if origin is None:
                 raise SnapshotUnfit(f'{base.made.base_path} is no clone any more')
             parent = self._copies.parent(origin)
-            self._clone(parent, origin, begun)
+            if parent is None:
+                raise SnapshotUnfit(
+                    f'{origin.parent} has {self._depth} others below it, as many as [bootcache]'
+                    'snapshot_depth allows, and there is no copy yet that has none')
+            self._clone(parent, begun)
             # Another image of the same name would have another content; a copy's is of its own.
             if parent == origin.parent and ((again := self._rbd.origin(begun)) is None or (
                     again.id, again.snapshot_id) != (origin.id, origin.snapshot_id)):
@@ -84,15 +89,11 @@ class RbdSnapshots:
     def check_room(self, record: Record) -> None:
         """Check nothing: Ceph refuses writes before it is full."""
 
-    def _clone(self, parent: RbdSnapshot, origin: RbdOrigin, begun: RbdClone) -> None:
+    def _clone(self, parent: RbdSnapshot, begun: RbdClone) -> None:
         try:
             self._rbd.clone_into(parent, begun, snapshotcommands.SMALL)
         except RbdAbsent as error:
-            if parent != origin.parent:
-                raise SnapshotUnfit(
-                    f'{origin.parent} has {self._depth} others below it, as many as [bootcache]'
-                    'snapshot_depth allows, and there is no copy yet that has none') from error
-            raise SnapshotUnfit(f'{origin.parent} is gone, as Glance has deleted the image:'
+            raise SnapshotUnfit(f'{parent} is gone, as Glance has deleted the image:'
                                 f' {error}') from error
 
     @contextlib.contextmanager

@@ -60,20 +60,21 @@ class Record:
 
 
 class Records:
-    """The records of this storage service; read once, and kept in memory.
+    """The records of this storage node; read once, and kept in memory.
 
+    :param node_id: of the node's row.
     :raises DatabaseAway: if they cannot be read.
     """
 
-    def __init__(self, database: Database):
-        self._database = database
+    def __init__(self, database: Database, node_id: int):
+        self._database, self._node_id = database, node_id
         # Held over a transaction, so that the last one in the database is the last one here: see
         # glance_bootcache/locks.py.
         self._writing = threading.Lock()
         # Replaced as a whole with each change.
         self._records = {record.snapshot_id: record for record in database.read(
             lambda connection: [_record(row) for row in connection.execute(
-                sa.select(*SnapshotRow.__table__.columns))])}
+                sa.select(SnapshotRow.__table__).where(SnapshotRow.node_id == node_id))])}
 
     def all(self) -> list[Record]:
         """Return all of them."""
@@ -90,7 +91,8 @@ class Records:
         """
         with self._writing:
             self._database.write(lambda connection: upsert(connection, SnapshotRow, [
-                {**dataclasses.asdict(record), 'stage': record.stage.value}]))
+                {**dataclasses.asdict(record), 'stage': record.stage.value,
+                 'node_id': self._node_id}]))
             self._records = {**self._records, record.snapshot_id: record}
 
     def drop(self, record: Record) -> None:
@@ -108,4 +110,6 @@ class Records:
 
 
 def _record(row: Any) -> Record:
-    return Record(**{**row._asdict(), 'stage': Stage(row.stage)})
+    columns = row._asdict()
+    del columns['node_id']
+    return Record(**{**columns, 'stage': Stage(row.stage)})

@@ -25,7 +25,6 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import Manifest
 from bootcache.rpc.messages import BeginSnapshot, SnapshotProgress
-from bootcache.util.backoff import Backoff
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache import away
 from glance_bootcache import conf as glance_conf
@@ -36,6 +35,7 @@ from glance_bootcache.snapshots.sending import Sending, new_export
 from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit
 from glance_bootcache.snapshots.uploading import upload
 from glance_bootcache.storage.exporters import COMMON, Exporters
+from glance_bootcache.storage.nodefiles import tell_unnamed
 from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
@@ -52,8 +52,6 @@ _SHARE_SECONDS = 10
 _IDLE = 120
 # In which Nova registers what is finished.
 _REGISTERED_SECONDS = 3600
-# What no record names is looked for this often.
-_SWEEP_SECONDS = 600
 # For which it is remembered what was begun, and of how many: no host waits for so long.
 _OVER_SECONDS, _MOST_OVER = 86400, 10_000
 
@@ -120,8 +118,8 @@ class SnapshotJobs:
         # there.
         self._over: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
             _MOST_OVER, _OVER_SECONDS, timer=clock)
-        # When what no record names is looked for, by store.
-        self._sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
+        # Stores of which it was told what no record names.
+        self._told: set[str] = set()
         self._workers = futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-snapshot')
         self._uploads = futures.ThreadPoolExecutor(_UPLOADS_AT_ONCE, 'bootcache-upload')
         self._stopping = threading.Event()
@@ -379,7 +377,7 @@ class SnapshotJobs:
             functools.partial(self._look_at, record, until) for record in self._records.all()]
         for store in self._sending.stores.values():
             # First what is here: what it tidies may ask Glance.
-            looks += [functools.partial(self._sweep, store), store.tidy]
+            looks += [functools.partial(self._tell_unnamed, store), store.tidy]
         for look in looks:
             try:
                 look()
@@ -392,20 +390,18 @@ class SnapshotJobs:
     def _look_at(self, record: Record, until: float) -> None:
         with self._lock:
             job = self._jobs.get(record.snapshot_id)
-        # Without a job it is of an earlier process.
-        if job is None or job.is_over:
+        # Without a job it is of an earlier process; or of an older state of the database.
+        if (job is None and self._images.files.may_remove()) or (job is not None and job.is_over):
             self._remove(record, until)
 
-    def _sweep(self, store: SnapshotStore) -> None:
-        if not self._sweeps.is_due(store.name):
-            return
-        # Before the records: what is begun meanwhile has one.
-        left = store.left()
-        known = {record.snapshot_id for record in self._records.all()}
-        for snapshot_id in left:
-            if snapshot_id not in known and store.discard(Record(snapshot_id)):
-                LOG.info('snapshot %s, which a crash left, is removed', snapshot_id)
-        self._sweeps.postpone(store.name)
+    def _tell_unnamed(self, store: SnapshotStore) -> None:
+        if store.name not in self._told:
+            # Before the records: what is begun meanwhile has one.
+            left = set(store.left())
+            tell_unnamed(f'snapshots under way in store {store.name}',
+                         left - {record.snapshot_id for record in self._records.all()},
+                         'if no other storage service makes them, remove what has these names')
+            self._told.add(store.name)
 
     def _check_room(self) -> None:
         """Give up what hosts write where there is no room for others: Glance writes there, too."""

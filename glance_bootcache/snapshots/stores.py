@@ -45,8 +45,7 @@ class SnapshotStore(Protocol):
               ) -> tuple[Record, Mapping[str, object]]:
         """Make a snapshot whose content is the base's, and zeros after its end.
 
-        There is something of it for ``left`` from the first moment on, whatever ends this process;
-        who calls this discards it after an error.
+        Its record was written before; who calls this discards it after an error.
 
         :param virtual_bytes: size of the disk; at least the base's.
         :returns: the record, with what has become known, and the block node, with what is below it
@@ -100,7 +99,7 @@ class SnapshotStore(Protocol):
 
     def left(self) -> Collection[str]:
         """Return the ids of snapshots of which there is something that Glance does not take for an
-        image. What no record names of these was left by a crash, and is discarded."""
+        image, also of other storage services; it is not discarded without a record."""
 
     def tidy(self) -> None:
         """Do what is due now and then, for a bounded time: what nobody needs any more is purged,

@@ -239,10 +239,19 @@ class Exporters:
 
     def save_served(self) -> None:
         """Write ``exports.json``, if what is served has changed."""
-        readers = self._every()
         # One that has just ended serves again what it served.
-        if all(each.has_told for each in readers) and (self._has_own or self.common.runs):
-            self._served.write({each.certificate: set(each.served) for each in readers})
+        if self._has_own or self.common.runs:
+            self._served.write({each.certificate: set(each.served) if each.has_told else None
+                                for each in self._every()})
+
+    def start_as_before(self) -> None:
+        """Have the daemons run, and serve what ``exports.json`` says; called again and again, as
+        one may end, and what could not be served may be there by then.
+
+        :raises StorageDaemonError: as of ``start``.
+        """
+        self.start(self.serve_as_before)
+        self.serve_as_before()
 
     def serve_as_before(self, exports: Collection[str] | None = None,
                         certificate: str = COMMON) -> None:

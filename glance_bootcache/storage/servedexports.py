@@ -131,16 +131,18 @@ class ServedExports:
             self._images[manifest.image_id] = dataclasses.replace(
                 image, clients=known.clients if known is not None else ())
 
-    def write(self, served: Mapping[str, Collection[str]]) -> None:
+    def write(self, served: Mapping[str, Collection[str] | None]) -> None:
         """Write the file, if it is another one than was written last.
 
-        :param served: names of the exports that are served, by the certificate to whom.
+        :param served: names of the exports that are served, by the certificate to whom; None where
+            that is not known just now: it is as before.
         """
         with self._lock:
             images = [dataclasses.replace(image, clients=clients)
                       for image in self._images.values()
                       if (clients := tuple(sorted(whose for whose, exports in served.items()
-                                                  if image.base_export in exports)))]
+                                                  if (whose in image.clients if exports is None
+                                                      else image.base_export in exports))))]
             if images == self._written:
                 return
             self._images = {image.image_id: image for image in images}

@@ -96,6 +96,13 @@ class ImageStore:
         cache = manifest.made.cache_image
         return self.path(manifest.image_id, cache.file) if cache else None
 
+    def has_lost_base(self, manifest: Manifest) -> bool:
+        """Return whether an image's base of the service's own is not there any more: its disk was
+        lost, and the database was not."""
+        path = manifest.made.base_path
+        return os.path.dirname(path) == self.directory(manifest.image_id) \
+            and not os.path.exists(path)
+
     def difference_path(self, image_id: str, cache_file: str) -> str:
         """Return where the difference is, or would be, that belongs to a cache image.
 
@@ -270,8 +277,14 @@ class ImageStore:
                     WorkingSetRow.image_id == image_id, WorkingSetRow.sha256 != new))
             return True
 
-        if not self._database.write(replace):
-            return False
+        try:
+            if not self._database.write(replace):
+                return False
+        except DatabaseAway:
+            # It may be written, and its answer be lost.
+            with contextlib.suppress(DatabaseAway):
+                self._read_again(image_id)
+            raise
         self._remember(image_id, _Held(version, stamped))
         if before - after:
             steps.reached('replace: written')

@@ -11,10 +11,12 @@ from real_glance import ADMIN
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.registering import TrialImages
 from glance_bootcache.snapshots.records import Record
+from tools import storedimages
 
 
 class Known:
@@ -57,7 +59,7 @@ class Trial(TrialImages):
     def __init__(self, glance, token='bootcache.service.service-member.'):
         self._made = glance.client(token)
 
-    def left(self):
+    def there(self):
         return [image['id'] for image in self._made.images.list(
             filters={'name': 'bootcache-trial', 'os_hidden': True})]
 
@@ -66,6 +68,7 @@ def configured(state, *directories):
     conf = cfg.ConfigOpts()
     conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
     glance_conf.register_opts(conf)
+    db_conf.register_opts(conf)
     conf.set_override('state_dir', state, bootcache_conf.GROUP)
     conf.set_override('glance_store_dirs', list(directories), bootcache_conf.GROUP)
     conf.set_override('snapshot_exporters', 'common', bootcache_conf.GROUP)
@@ -108,6 +111,7 @@ def looked(look):
 def tried(conf, glance):
     """Return the snapshots of a service that has tried what Glance registers."""
     found = FileSnapshots(conf, Registrars([glance.images], Trial(glance),
+                                           storedimages.opened(conf).files,
                                            clock=itertools.count(0, 1e6).__next__))
 
     looked(found.tidy)

@@ -96,7 +96,7 @@ class House:
         self.store = FileSnapshots(self.conf, self._registrars) if self._registrars \
             else tried(self.conf, self.glance)
         self.sending = Sending(self.conf, [self.store], self.exporters, self.directory)
-        self.records = Records(self.database)
+        self.records = Records(self.database, 1)
         self.jobs = SnapshotJobs(self.conf, self.images, self.exporters, self.sending, self.claims,
                                  self.records, self.uploads, lambda: self.seconds)
 

@@ -39,6 +39,7 @@ from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.snapshots.uploading import upload
+from tools import storedimages
 
 
 @pytest.fixture(scope='module')
@@ -157,7 +158,7 @@ def test_one_that_is_uploaded_shares_afterwards(place, plain_glance, base, direc
     snapshots = tried(conf, plain_glance)
     # Of the trial nothing is left.
     assert os.listdir(plain_glance.images) == ['.bootcache']
-    assert Trial(plain_glance).left() == []
+    assert Trial(plain_glance).there() == []
     before = used(place)
     image = plain_glance.image(disk_format=image_format)
     record, node = begun(snapshots, made_of(path, image_format), image)
@@ -314,9 +315,10 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(base, directory):
 
 def test_a_store_is_found_when_glance_gets_one(home, place, directory):
     clock = itertools.count(0, 1e6).__next__
+    rows = storedimages.opened(configured(f'{directory}/state')).files
     glance = Glance(f'{home}/later', f'{place}/later', 'file:file')
     try:
-        found = Registrars([glance.images], Trial(glance.start()), clock=clock)
+        found = Registrars([glance.images], Trial(glance.start()), rows, clock=clock)
         looked(found.look)
         assert not found.store_of(glance.images)
         glance.stop()
@@ -331,7 +333,7 @@ def test_a_store_is_found_when_glance_gets_one(home, place, directory):
         assert found.store_of(glance.images) == 'file'
         found.doubt(glance.images)
         assert not found.store_of(glance.images)
-        refused = Registrars([glance.images], Trial(glance, 'bootcache.service.member.'),
+        refused = Registrars([glance.images], Trial(glance, 'bootcache.service.member.'), rows,
                              clock=clock)
         looked(refused.look)
         assert not refused.store_of(glance.images)

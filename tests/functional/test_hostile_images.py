@@ -27,7 +27,6 @@ from glance_bootcache.db import start
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
-from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.controller import Controller
@@ -110,7 +109,7 @@ class Service:
         tiers.start([])
         self.running = Running(conf.bootcache.concurrent_builds)
         retiring = Retiring(self.store, self.exporter, tiers, nova, ReportedNeeds(database),
-                            Hosts(self.store, tiers, Orders(database)))
+                            Orders(database))
         work = ImageWork(conf, self.store, self.glance, self.exporter, tiers, nova,
                          DiskRoom(self.store, self.running, self.exporter, tiers), retiring,
                          ServiceMetrics())
@@ -119,7 +118,7 @@ class Service:
                                      StatePublisher(conf, self.glance))
         self.controller.start()
         self.events = ImageEvents(self.controller.image_changed, self.controller.image_deleted,
-                                  self.controller.member_removed)
+                                  self.controller.let_go)
 
     def register(self, disk_format, make):
         """Have Glance tell of an image that has just become active; return its id."""

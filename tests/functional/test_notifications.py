@@ -181,7 +181,7 @@ def test_an_event_that_cannot_be_written_waits_on_the_bus(
     # A member's end is written into the record, and touches none of the neighbours.
     controller = Controller(conf, store, *[None] * 6)
     fill()
-    listen(controller.member_removed)
+    listen(controller.let_go)
     glance.info({}, 'image.member.delete', {'image_id': IMAGES[0], 'member_id': 'project'})
     until(lambda: 'cannot be written, and waits on the message bus' in caplog.text, 'the full disk')
     # Others are followed meanwhile.

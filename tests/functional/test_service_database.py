@@ -7,7 +7,6 @@ import signal
 import nbd
 import pytest
 import sqlalchemy as sa
-from databases import MariaDB
 from functional_tools import free_port, until
 from service_process import CONTENT, PATIENCE, known_base, lines, served, serves
 from service_process import cloud as cloud  # a fixture
@@ -19,6 +18,7 @@ from glance_bootcache.db import node, schema
 from glance_bootcache.db.engine import Database
 from glance_bootcache.db.models import StorageNodeRow
 from glance_bootcache.hosts.orders import Orders
+from tools.databases import MariaDB
 
 
 @pytest.fixture

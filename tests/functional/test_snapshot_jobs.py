@@ -53,7 +53,7 @@ class House:
 
     def restart(self):
         self.sending = Sending(self.conf, [self._store], self._exporters, self.directory)
-        self.records = Records(start.wait_for(self.conf))
+        self.records = Records(start.wait_for(self.conf), 1)
         self.jobs = SnapshotJobs(self.conf, self.images, self._exporters, self.sending, self.said,
                                  self.records, None, lambda: self.seconds)
 

@@ -9,22 +9,40 @@ import uuid
 
 import pytest
 from functional_tools import until
-from glance_rbd import CAPS, MIB, SIZE, go_on, obtained
+from glance_rbd import CAPS, MIB, SIZE, files, go_on, obtained
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, qemuimg
 from bootcache.ceph import places
-from bootcache.ceph.rbd import Rbd
 from bootcache.ceph.snapshotcommands import SnapshotCommands
+from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.snapshots import flatcopies
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.storage import inspection
+from glance_bootcache.storage.nodefiles import FileKind, FileState
 from tools.ceph.cluster import CephError
 
 POOL = 'snapshots'
 LARGE = 64 * MIB
+
+
+def service(conf):
+    """The store, of a service that was started just now."""
+    rows = files(conf)
+    # Bases of these tests are no images' rows, and so stay as if they were being made.
+    copies = rows.named(FileKind.COPY, FileState.MAKING)
+    for copy, image_id in copies.items():
+        rows.abandon(image_id, copy)
+    return RbdSnapshots(conf, rows)
+
+
+def retire_base(conf, manifest):
+    """Have a base be needed no more."""
+    rows = files(conf)
+    rows.abandon(manifest.image_id, manifest.made.base_path)
+    CephBases(conf).remove_retired(rows)
 
 
 @pytest.fixture
@@ -32,7 +50,7 @@ def snapshots(ceph_conf, glance_store):
     """The store, with its own pool, and the key of the page."""
     glance_store.ceph.make_user('bootcache', f'{CAPS}, profile rbd pool={POOL}')
     ceph_conf.set_override('rbd_snapshot_pool', POOL, bootcache_conf.GROUP)
-    store = RbdSnapshots(ceph_conf)
+    store = service(ceph_conf)
     yield store
     run, namespace = glance_store.ceph.run, 'bootcache/storage'
     # Bases that are snapshots keep these.
@@ -180,8 +198,8 @@ def test_what_is_deleted_in_any_order_leaves_others_right(snapshots, ceph_conf, 
         assert_same(glance_store, third, last)
         glance_store.note(snapshot, f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap')
         glance_store.delete(snapshot)
-    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(again.made.base_path))
-    fresh = RbdSnapshots(ceph_conf)
+    retire_base(ceph_conf, again)
+    fresh = service(ceph_conf)
     fresh.tidy()
     assert names(glance_store, 'trash ls') == [] and names(glance_store) == []
 
@@ -213,13 +231,15 @@ def copies(glance):
     return [name for name in names(glance) if name.startswith('flat')]
 
 
-def flattened(store, glance):
-    """Look after a store until it has a copy of something; return its name."""
+def flattened(store, base, glance):
+    """Look after a store until snapshots of a base stand on a copy; return its name."""
+    origin = store._rbd.origin(places.clone_of(base.made.base_path))
+
     def copy():
         store.tidy()
-        return next((name for name in copies(glance) if name.startswith('flat-')), None)
+        return store._copies.parent(origin)
 
-    return until(copy)
+    return until(copy).image
 
 
 @pytest.fixture
@@ -246,12 +266,12 @@ def parent_of(glance, name):
 
 def test_too_many_on_each_other(ceph_conf, glance_store, deep, directory, monkeypatch):
     base, content = deep
-    store = RbdSnapshots(ceph_conf)
+    store = service(ceph_conf)
     with pytest.raises(SnapshotUnfit, match=r'1 others below it, as many as .*snapshot_depth'):
         store.begin(Record(str(uuid.uuid4())), base, LARGE)
     assert store.left() == []
 
-    copy = flattened(store, glance_store)
+    copy = flattened(store, base, glance_store)
     made_of_copy = [made(store, base, directory, content, size, f'write -P {number} 30M 64k')
                     for number, size in ((2, LARGE), (3, LARGE + MIB))]
     for snapshot, overlay in made_of_copy:
@@ -259,54 +279,61 @@ def test_too_many_on_each_other(ceph_conf, glance_store, deep, directory, monkey
         assert_same(glance_store, snapshot, overlay)
         assert stored(glance_store, snapshot) <= MIB
     assert parent_of(glance_store, copy) is None
-    RbdSnapshots(ceph_conf).tidy()
+    service(ceph_conf).tidy()
     assert copies(glance_store) == [copy], 'it is needed, and there is one for all'
     # Of what was not looked at yet nothing is known.
     monkeypatch.setattr(flatcopies, '_LOOKS', 0)
-    RbdSnapshots(ceph_conf).tidy()
+    service(ceph_conf).tidy()
     assert copies(glance_store) == [copy]
 
 
 def test_a_copy_goes_when_nothing_stands_on_it(ceph_conf, glance_store, deep, directory):
     base, content = deep
-    store = RbdSnapshots(ceph_conf)
-    copy = flattened(store, glance_store)
+    store = service(ceph_conf)
+    copy = flattened(store, base, glance_store)
     snapshot, overlay = made(store, base, directory, content, LARGE, 'write -P 2 30M 64k')
-    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(base.made.base_path))
-    RbdSnapshots(ceph_conf).tidy()
+    retire_base(ceph_conf, base)
+    service(ceph_conf).tidy()
     assert copies(glance_store) == [] and names(glance_store, 'trash ls') == [copy]
     assert_same(glance_store, snapshot, overlay)
 
-    RbdSnapshots(ceph_conf).tidy()
+    service(ceph_conf).tidy()
     assert names(glance_store, 'trash ls') == [copy], 'a snapshot stands on it'
     glance_store.note(snapshot, f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap')
     glance_store.delete(snapshot)
-    RbdSnapshots(ceph_conf).tidy()
+    service(ceph_conf).tidy()
     assert names(glance_store, 'trash ls') == []
 
 
 @pytest.mark.parametrize('ended', [signal.SIGKILL, signal.SIGCONT])
-def test_a_copy_goes_on_after_the_service_has_ended(ceph_conf, glance_store, deep, directory,
-                                                    flattening, ended):
+def test_a_copy_is_made_anew_after_the_service_has_ended(ceph_conf, glance_store, deep, directory,
+                                                         flattening, ended):
     base, content = deep
-    RbdSnapshots(ceph_conf).tidy()
-    assert [name for name in copies(glance_store) if name.startswith('flattening-')]
-    store = RbdSnapshots(ceph_conf)
+    service(ceph_conf).tidy()
+    [begun] = copies(glance_store)
+    store = service(ceph_conf)
     store.tidy()
     # One outlives its service, or does not.
     for process, number in zip(flattening, (ended, signal.SIGCONT), strict=True):
         process.send_signal(number)
-    copy = flattened(store, glance_store)
-    assert copies(glance_store) == [copy]
+    copy = flattened(store, base, glance_store)
+    assert copy != begun
     snapshot, overlay = made(store, base, directory, content, LARGE, 'write -P 2 30M 64k')
     assert parent_of(glance_store, snapshot) == copy
     assert_same(glance_store, snapshot, overlay)
+
+    def removed():
+        store._copies._rounds.forget()
+        store.tidy()
+        return copies(glance_store) == [copy]
+
+    until(removed, 'the end of what the earlier one was making', 120)
 
 
 def test_a_copy_that_cannot_be_made_is_tried_again_later(ceph_conf, glance_store, deep, flattening,
                                                          caplog):
     base, _content = deep
-    store = RbdSnapshots(ceph_conf)
+    store = service(ceph_conf)
     store.tidy()
     flattening[0].kill()
 
@@ -317,8 +344,8 @@ def test_a_copy_that_cannot_be_made_is_tried_again_later(ceph_conf, glance_store
     until(told)
     assert len(flattening) == 1
     # What was begun of one that is no base any more goes with it.
-    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(base.made.base_path))
-    RbdSnapshots(ceph_conf).tidy()
+    retire_base(ceph_conf, base)
+    service(ceph_conf).tidy()
     assert copies(glance_store) == []
 
 

@@ -11,7 +11,6 @@ import urllib.request
 import pytest
 from cold_boots import SET
 from compute_host import boot
-from databases import MariaDB
 from functional_tools import free_port, until
 from oslo_config import cfg
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,6 +27,7 @@ from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
 from nova_bootcache import monitoring
 from nova_bootcache.settling.unsettled import Unsettled
+from tools.databases import MariaDB
 
 
 def get(port, path, **headers):

@@ -131,7 +131,7 @@ def made_house(storage_conf, no_qemu, database):
             house.metrics = ServiceMetrics()
             house.running = Running(storage_conf.bootcache.concurrent_builds)
             house.retiring = Retiring(house.store, house.exporter, house.tiers, house.boots,
-                                      house.needs, house.table)
+                                      house.needs, house.orders)
             house.disk_room = DiskRoom(house.store, house.running, house.exporter, house.tiers)
             house.deletions = Deletions(storage_conf.bootcache.deletion_delay, house.store,
                                         house.images, house.seconds)
@@ -146,7 +146,7 @@ def made_house(storage_conf, no_qemu, database):
                                         house.controller, house.running, house.tiers)
             house.events = ImageEvents(house.controller.image_changed,
                                        house.controller.image_deleted,
-                                       house.controller.member_removed,
+                                       house.controller.let_go,
                                        house.controller.has_looked)
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
                                          house.tiers, house.boots, house.controller,

@@ -30,7 +30,8 @@ SIZE = 1 << 20
 def in_hand(house, image):
     """A step of an image that is under way while the block runs."""
     end, job = threading.Event(), ImageJob(image, Step.BUILD)
-    assert house.running.start(job, 'one', lambda: end.wait(PATIENCE), lambda: None)
+    house.running.start(job, 'one', lambda: end.wait(PATIENCE), lambda: None)
+    assert house.running.of(job.image_id) is job
     try:
         yield
     finally:
@@ -263,7 +264,7 @@ class FakeTiers:
         """As StorageTiers.is_damaged."""
         return False
 
-    def note_built(self, info, path):
+    def note_built(self, path):
         """As StorageTiers.note_built."""
 
     def medium(self, image_id):
@@ -345,7 +346,7 @@ class FakePrecache:
         self.on_ask(image_id)
 
 
-@without_locks('has_servers', 'remove_leftovers', 'delete_left', 'run')
+@without_locks('has_servers', 'remove_retired', 'tell_unnamed', 'run')
 class FakeBoots:
     """Profile boots that read two clusters as soon as the test opens the gate."""
 
@@ -356,8 +357,7 @@ class FakeBoots:
         self.gate = threading.Event()
         self.gate.set()
         self.fails = None
-        self.leftovers_removed = 0
-        self.deleting = []
+        self.looked = []
         self.servers = set()
         # When the oldest one of an image was created.
         self.created = {}
@@ -372,16 +372,17 @@ class FakeBoots:
         return image_id in self.servers and (
             created_before is None or self.created.get(image_id, 0.0) < created_before)
 
-    def remove_leftovers(self, tokens, tries=1):
-        """As NovaProfileBoots.remove_leftovers."""
+    def remove_retired(self):
+        """As NovaProfileBoots.remove_retired."""
+        self.looked.append('retired')
         if self.away:
             raise RuntimeError('Nova is away')
-        self.leftovers_removed += 1
-        return 0
 
-    def delete_left(self, tokens):
-        """As NovaProfileBoots.delete_left."""
-        self.deleting.append(set(tokens()))
+    def tell_unnamed(self):
+        """As NovaProfileBoots.tell_unnamed."""
+        self.looked.append('unnamed')
+        if self.away:
+            raise RuntimeError('Nova is away')
 
     def run(self, image, virtual_bytes, policy, job):
         """As NovaProfileBoots.run: ends with the gate, with a cancelled job, or with an error."""

@@ -1,6 +1,7 @@
 """Where in Ceph a base is."""
 
 import os
+import time
 
 import pytest
 
@@ -9,6 +10,7 @@ from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone, RbdSnapshot
 from bootcache.manifest import Made, Manifest
 from glance_bootcache.images.cephbases import CephBases
+from glance_bootcache.storage.nodefiles import FileKind
 from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -77,12 +79,35 @@ def test_no_file_is_removed_for_a_clone(storage_conf, database):
         pass
     storedimages.put(store, Manifest(IMAGE))
     assert os.path.exists(same_name)
-    removed = []
-    store.files.remove_retired_clones(lambda clone: removed.append(clone) or len(removed) > 1)
-    assert removed == [path]
-    store.files.remove_retired_clones(lambda clone: removed.append(clone) or len(removed) > 1)
-    store.files.remove_retired_clones(removed.append)
-    assert removed == [path, path]
+    asked = []
+
+    def remove(image, clone):
+        asked.append((image, clone))
+        return len(asked) > 1
+
+    for _round in range(3):
+        store.files.remove_retired_of(FileKind.CLONE, remove)
+    assert asked == [(IMAGE, path)] * 3, 'its making may not have been answered, and comes yet'
+    store.files._clock = lambda: time.time() + 601
+    for _round in range(3):
+        store.files.remove_retired_of(FileKind.CLONE, remove)
+    assert asked == [(IMAGE, path)] * 4 and store.files.named(FileKind.CLONE) == {}
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_from_it(storage_conf, database):
+    store, asked = storedimages.opened(storage_conf, database), []
+    for number in range(3):
+        store.files.begin(IMAGE, FileKind.SERVER, f'server-{number}')
+        store.files.abandon(IMAGE, f'server-{number}')
+
+    def remove(_image, name):
+        asked.append(name)
+        raise ConnectionError(name)
+
+    with pytest.raises(ConnectionError):
+        store.files.remove_retired_of(FileKind.SERVER, remove)
+    assert sorted(asked) == ['server-0', 'server-1', 'server-2']
+    assert not os.path.exists(store.directory(IMAGE)), 'it is no file'
 
 
 def test_without_the_option_nobody_asks_ceph(storage_conf):

@@ -170,7 +170,7 @@ def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waitin
 
 def test_pauses_grow_while_it_is_needed(waiting):
     asked = [waiting.seconds.now]
-    waiting.retiring.is_needed = lambda image_id: asked.append(waiting.seconds.now) or True
+    waiting.retiring.why_needed = lambda image_id: asked.append(waiting.seconds.now) or True
     for _half_a_minute in range(120 * 12):
         look(waiting, 30)
     pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
@@ -317,7 +317,7 @@ def test_servers_of_the_new_content_do_not_need_the_older_one(house, monkeypatch
     # Of the content that is here, all count.
     if ends:
         house.boots.created[IMAGE] = 9000.0
-        assert house.retiring.is_needed(IMAGE)
+        assert house.retiring.why_needed(IMAGE)
 
 
 def test_an_image_that_a_job_skips_is_retired_without_a_restart(house):

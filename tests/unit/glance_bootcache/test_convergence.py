@@ -346,7 +346,7 @@ class Images(stateful.RuleBasedStateMachine):
             self.tell(image, tells, self.house.controller.image_deleted)
 
     @stateful.rule(image=image_ids, event=st.sampled_from(
-        ['image_changed', 'image_deleted', 'member_removed']))
+        ['image_changed', 'image_deleted', 'let_go']))
     def late(self, image, event):
         """An event of a while ago."""
         self.tell(image, 'told', getattr(self.house.controller, event))
@@ -365,10 +365,13 @@ class Images(stateful.RuleBasedStateMachine):
     @stateful.rule(image=image_ids)
     def boot_server(self, image):
         self.asked_for.add(image)
+        before = self.house.store.load(image)
         answer = self.move(self.house.hosts.plan_boot, PlanBoot(image, 'host', 'server'))
         if answer is not None and answer['action'] in ('cold', 'cache'):
-            record = self.house.store.load(image)
-            assert answer['image_hash'] == record.image_hash == record.made.base_hash
+            # Where an answer of the database's was lost, another record may be read meanwhile.
+            known = before, self.house.store.load(image)
+            assert answer['image_hash'] in {one.image_hash for one in known}
+            assert answer['image_hash'] in {one.made.base_hash for one in known}
 
     @stateful.rule(image=image_ids)
     def leave_storage_disk(self, image):

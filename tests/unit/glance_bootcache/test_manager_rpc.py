@@ -1,6 +1,8 @@
 """What compute hosts ask and report. The neighbours are stand-ins, see test_controller.py."""
 
 import dataclasses
+import os
+import shutil
 import threading
 import types
 
@@ -215,6 +217,22 @@ def test_an_evicted_cache_image_is_built_again_when_a_server_boots(house):
     assert plan(house)['action'] == 'cold'
     house.settle()
     assert plan(house)['action'] == 'cache'
+
+
+def test_a_base_whose_disk_was_lost_is_got_again_when_a_server_boots(house):
+    """With another database than SQLite it is known still; so are working sets."""
+    cold(house)
+    report(house, [[0, 65536]])
+    lost = house.store.load(IMAGE)
+    shutil.rmtree(house.store.directory(IMAGE))
+    storedimages.put(house.store, lost.making(cache_image=None))  # As it is found to be damaged.
+    house.restart()
+    assert plan(house)['action'] == 'wait'
+    house.settle()
+    assert os.path.exists(house.store.load(IMAGE).made.base_path)
+    assert plan(house)['action'] == 'cold'
+    house.settle()
+    assert plan(house)['action'] == 'cache' and not house.boots.jobs
 
 
 def test_building_evicts_what_was_used_least_recently(house):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 
 import pytest
 import sqlalchemy as sa
@@ -76,7 +77,7 @@ def test_a_name_may_change(database, path):
 
 def test_two_nodes_have_rows_of_their_own(database, path):
     one = StorageNode(database, path, 'one', no_sleep)
-    two = StorageNode(database, f'{path}.two', 'two', no_sleep)
+    two = StorageNode(database, f'{path}.two', 'two', lambda seconds: None)
     assert one.id != two.id and one.beat() and two.beat()
 
 
@@ -94,20 +95,52 @@ def test_another_database_is_told_of_and_nothing_is_removed_until_it_is_accepted
         assert again.is_restored and 'bootcache-manage db accept' in caplog.text
         store = ImageStore(str(tmp_path), database, again.id,
                            lambda again=again: not again.is_restored)
+        store.retire_left()
         store.add(Manifest(IMAGE))
         name = store.begin_file(IMAGE, FileKind.BASE, '.img')
         with open(store.path(IMAGE, name), 'w'):
             pass
-        store.retire_left()
         store.files.abandon(IMAGE, name)
         store.files.remove_retired()
-        store.files.remove_retired_clones(lambda clone: pytest.fail(clone))
+        for each in FileKind:
+            store.files.remove_retired_of(each, lambda *thing: pytest.fail(str(thing)))
         store.remove(IMAGE)
     assert len(os.listdir(store.directory(IMAGE))) == 2
     assert node.accept(database) == ['one'] and node.accept(database) == []
     assert again.beat() and not again.is_restored
     store.files.remove_retired()
     assert os.listdir(store.directory(IMAGE)) == []
+    assert not StorageNode(database, path, 'one', no_sleep).is_restored
+    database.close()
+
+
+def test_an_older_database_is_accepted_after_an_hour_and_what_it_was_making_is_nobody_s(
+        database, path, replace, tmp_path, monkeypatch):
+    monkeypatch.setattr(node, '_SETTLED_BEATS', 3)
+    first = StorageNode(database, path, 'one', no_sleep)
+    store = ImageStore(str(tmp_path), database, first.id)
+    store.add(Manifest(IMAGE))
+    names = [store.begin_file(IMAGE, FileKind.BASE, '.img') for _file in range(2)]
+    store.files.change(IMAGE, ready=[names[0]])
+    backup = copied(database, replace)
+    for _beat in range(3):
+        first.beat()
+    first._save()
+    database = replace(database, backup)
+    again = StorageNode(database, path, 'one', no_sleep)
+    store = ImageStore(str(tmp_path), database, again.id, lambda: not again.is_restored)
+    for name in names:
+        with open(store.path(IMAGE, name), 'w'):
+            pass
+    store.retire_left()
+    assert store.files.unnamed() == [store.path(IMAGE, names[1])]
+    store.remove(IMAGE)
+    for _beat in range(node._SETTLED_BEATS):
+        assert again.beat() and again.is_restored
+    assert len(os.listdir(store.directory(IMAGE))) == 2
+    assert again.beat() and not again.is_restored
+    store.files.remove_retired()
+    assert os.listdir(store.directory(IMAGE)) == [names[1]]
     assert not StorageNode(database, path, 'one', no_sleep).is_restored
     database.close()
 
@@ -123,6 +156,27 @@ def test_a_database_that_is_replaced_under_a_process_is_found(database, path, re
     first._database.close()
 
 
+def test_an_error_of_a_driver_does_not_end_the_beats(database, path, monkeypatch):
+    first, beaten, errors = StorageNode(database, path, 'one', no_sleep), threading.Event(), []
+    beat = first.beat
+
+    def beat_once_more():
+        if not errors:
+            errors.append(AttributeError('as PyMySQL of a connection that was cut'))
+            raise errors[0]
+        beat()
+        beaten.set()
+        return True
+
+    monkeypatch.setattr(node, 'BEAT_SECONDS', 0.01)
+    monkeypatch.setattr(first, 'beat', beat_once_more)
+    first.start(lambda: pytest.fail('it is the same database'))
+    try:
+        assert beaten.wait(60)
+    finally:
+        first.stop()
+
+
 def test_a_lost_answer_is_no_other_database(database, path):
     first = StorageNode(database, path, 'one', no_sleep)
     claimed = first._claimed
@@ -131,7 +185,30 @@ def test_a_lost_answer_is_no_other_database(database, path):
     assert first.beat()
 
 
-def test_another_process_of_the_name_refuses_the_start(database, path):
+@pytest.mark.parametrize('kind', ['empty', 'older'])
+def test_what_was_being_made_in_a_backup_is_not_removed(database, path, replace, kind, tmp_path):
+    first = StorageNode(database, path, 'one', no_sleep)
+    store = ImageStore(str(tmp_path), database, first.id)
+    store.add(Manifest(IMAGE))
+    name = store.begin_file(IMAGE, FileKind.BASE, '.img')
+    backup = copied(database, replace) if kind == 'older' else None
+    with open(store.path(IMAGE, name), 'w'):
+        pass
+    store.change(IMAGE, lambda known: known.making(base_path=store.path(IMAGE, name)))
+    first.beat()
+    first._save()
+    database = replace(database, backup)
+    for _start in range(2):
+        again = StorageNode(database, path, 'one', no_sleep)
+        node.accept(database)
+        again.beat()
+        ImageStore(str(tmp_path), database, again.id).retire_left()
+    assert os.listdir(store.directory(IMAGE)) == [name]
+    database.close()
+
+
+@pytest.mark.parametrize('name', ['one', 'two'])
+def test_another_process_that_works_with_the_database_refuses_the_start(database, path, name):
     first = StorageNode(database, path, 'one', no_sleep)
     slept = []
 
@@ -139,12 +216,16 @@ def test_another_process_of_the_name_refuses_the_start(database, path):
         slept.append(seconds)
         first.beat()
 
-    with pytest.raises(ConfigurationError, match=r'\[DEFAULT\]host.*another name'):
-        StorageNode(database, f'{path}.two', 'one', sleep)
+    with pytest.raises(ConfigurationError, match=r'another glance-bootcache works as one'):
+        StorageNode(database, f'{path}.two', name, sleep)
     assert slept and first.beat()
-    # One that is silent was this node's, whose state directory was lost.
+
+
+def test_one_of_the_name_that_is_silent_was_this_node(database, path):
+    first, slept = StorageNode(database, path, 'one', no_sleep), []
+    # Its state directory was lost.
     again = StorageNode(database, f'{path}.two', 'one', slept.append)
-    assert again.id == first.id and not again.is_restored and not first.beat()
+    assert slept and again.id == first.id and not again.is_restored and not first.beat()
 
 
 @pytest.mark.parametrize('text', ['', '{', '{"version": 1}', '{"version": 9}',

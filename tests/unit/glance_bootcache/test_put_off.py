@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import types
 
 import pytest
@@ -13,7 +12,7 @@ from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache.images import policy
+from glance_bootcache.images import imagework, policy
 from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -105,7 +104,8 @@ def test_where_an_older_cache_image_serves_it_goes_on_serving(house):
 
 def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch):
     fail(house, [exception.BuildFailed('qemu-img create failed')])
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=100))
+    monkeypatch.setattr(imagework, 'shutil', types.SimpleNamespace(
+        disk_usage=lambda path: types.SimpleNamespace(free=100)))
     register(house)
     manifest = house.store.load(IMAGE)
     assert policy.is_put_off(manifest)

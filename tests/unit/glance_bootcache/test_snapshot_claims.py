@@ -12,6 +12,7 @@ from glance_bootcache.snapshots.claims import Claims, ImageStanding
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.sending import Sending
+from tools import storedimages
 
 IMAGE, SNAPSHOT, SERVER = uuidsentinel.image, uuidsentinel.snapshot, uuidsentinel.server
 
@@ -83,9 +84,10 @@ def test_an_image_of_stocks_way_is_not_taken_for_ours(known, standing):
     assert claims.standing(Record(SNAPSHOT, **known)).value == standing
 
 
-def test_a_trash_that_takes_long_keeps_no_snapshot_from_being_made(storage_conf, monkeypatch):
+def test_a_trash_that_takes_long_keeps_no_snapshot_from_being_made(storage_conf, database,
+                                                                   monkeypatch):
     storage_conf.set_override('rbd_snapshot_pool', 'snapshots', 'bootcache')
-    store = RbdSnapshots(storage_conf)
+    store = RbdSnapshots(storage_conf, storedimages.opened(storage_conf, database).files)
 
     def purge(self, pool):
         raise exception.Interrupted('rbd trash purge was not done after 60 s')

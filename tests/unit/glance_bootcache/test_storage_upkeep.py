@@ -154,20 +154,21 @@ def test_manifests_that_could_not_be_read_are_read_by_the_next_step(house, monke
 
 
 def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
-    """Nova is asked first of all for what an earlier process left."""
+    """Nova is asked for servers that an earlier process left."""
     kept = []
     monkeypatch.setattr(house.disk_room, 'keep_quota', lambda manifests: kept.append(True))
     house.boots.away = True
-    house.images.put(IMAGE)
-    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED))
     house.once()
-    assert kept == [True] and not house.upkeep.recovered
-    # What an earlier process did not finish waits for it: it would fail.
-    assert house.running.of(IMAGE) is None and house.state(IMAGE) == 'pending'
+    assert kept == [True]
+
+
+def test_what_no_row_names_is_told_of_once(house):
+    house.boots.away = True
+    house.once()
     house.boots.away = False
-    house.once()
-    house.settle()
-    assert house.upkeep.recovered and house.state(IMAGE) == 'ready'
+    for _round in range(3):
+        house.once()
+    assert house.boots.looked == ['retired', 'unnamed'] * 2 + ['retired'] * 2
 
 
 def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house, monkeypatch):
@@ -212,18 +213,6 @@ def test_glance_that_is_away_is_not_asked_for_every_image(house, monkeypatch):
         house.later(60)
     house.settle()
     assert {record.state for record in house.store.manifests()} == {ImageState.READY}
-
-
-def test_servers_that_could_not_be_deleted_are_in_each_round(house):
-    """Those of profile boots that are in hand stay: see test_profile_servers.py."""
-    house.boots.gate.clear()
-    house.images.put(IMAGE)
-    house.changed(IMAGE)
-    until(lambda: house.boots.jobs, 'the profile boot')
-    house.once()
-    assert house.boots.deleting == [{house.boots.jobs[0].token}]
-    house.boots.gate.set()
-    house.settle()
 
 
 # Certificates.

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from fakes_database import locked
 
 from bootcache import steps
+from bootcache.ceph.rbd import HEAD
 from bootcache.exception import DatabaseAway, DatabaseUnusable, Interrupted
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
@@ -269,10 +270,12 @@ def test_a_row_that_is_not_as_in_memory_is_read_again(store, again, lost):
     lost()
     with pytest.raises(DatabaseAway):
         store.change(IMAGE, lambda known: known.wishing(pinned=True))
+    assert store.load(IMAGE).wished.pinned
     other = again()
     other.add(Manifest(OTHER))
+    other.change(IMAGE, lambda known: known.wishing(quota=1))
     assert store.refresh() == [IMAGE, OTHER]
-    assert store.load(IMAGE).wished.pinned and store.load(OTHER) == other.load(OTHER)
+    assert store.load(IMAGE).wished.quota == 1 and store.load(OTHER) == other.load(OTHER)
     lost()
     with pytest.raises(DatabaseAway):
         store.remove(OTHER)
@@ -347,7 +350,10 @@ def test_what_an_earlier_process_was_making_is_removed(store, again, database):
         name = made(store, FileKind.CACHE_IMAGE, '.qcow2')
     os.rename(store.path(IMAGE, name), store.path(IMAGE, f'{name}.partial'))
     store.begin_file(OTHER, FileKind.BASE, '.img')
-    assert len(names(store)) == 4
+    # Of a clone, as CephBases.looked_at has it.
+    with open(store.path(IMAGE, f'{HEAD}abcdefgh'), 'w'):
+        pass
+    assert len(names(store)) == 5
     again().retire_left()
     assert names(store) == sorted([os.path.basename(manifest.made.base_path),
                                    manifest.made.cache_image.file])
@@ -417,6 +423,22 @@ def test_what_no_row_names_is_left_and_told(store, again):
     assert store.files.unnamed() == [store.path(OTHER, 'base-1.img'), stray]
     store.remove(IMAGE)
     assert names(store) == ['cache-0.qcow2'] and manifest is not None
+
+
+def test_what_is_made_while_that_is_told_is_of_a_row(store, again, monkeypatch):
+    fill(store)
+    listdir = os.listdir
+
+    def listed(path):
+        if path == store.directory(IMAGE):
+            made(store, FileKind.BASE, '.img')
+            # Of a clone that is looked at.
+            with open(store.path(IMAGE, f'{HEAD}abcdefgh'), 'w'):
+                pass
+        return listdir(path)
+
+    monkeypatch.setattr(os, 'listdir', listed)
+    assert again().files.unnamed() == []
 
 
 def test_a_kill_between_the_row_and_the_files_leaves_nothing(store, again, monkeypatch, database):

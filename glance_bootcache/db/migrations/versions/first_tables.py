@@ -111,6 +111,7 @@ def upgrade() -> None:
         sa.Column('name', sa.String(255), primary_key=True),
         sa.Column('kind', sa.String(16), nullable=False),
         sa.Column('state', sa.String(16), nullable=False),
+        sa.Column('made_at', sa.Double, nullable=False),
         **_TABLE)
     op.create_table(
         'hosts',
@@ -136,6 +137,8 @@ def upgrade() -> None:
     op.create_table(
         'snapshots',
         sa.Column('snapshot_id', sa.String(36), primary_key=True),
+        sa.Column('node_id', _NUMBER,
+                  sa.ForeignKey('storage_nodes.id', name='fk_snapshots_node_id'), nullable=False),
         sa.Column('store', sa.String(16), nullable=False),
         sa.Column('host', sa.String(255), nullable=False),
         sa.Column('export', sa.String(255), nullable=False),

@@ -29,7 +29,7 @@ TOKEN = 'f' * 32
 @pytest.fixture
 def house(storage_conf, database, tmp_path):
     for name in 'one', 'two':
-        StorageNode(database, str(tmp_path / name), name)
+        StorageNode(database, str(tmp_path / name), name, lambda seconds: None)
     house = types.SimpleNamespace(sends=Sends(), uploads=Uploads(), seconds=1000.0,
                                   refusal='', may_remove=True,
                                   standing=ImageStanding.WAITS, certificate='CN=one')

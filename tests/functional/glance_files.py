@@ -57,10 +57,10 @@ class Trial(TrialImages):
     """The same, for trials."""
 
     def __init__(self, glance, token='bootcache.service.service-member.'):
-        self._made = glance.client(token)
+        self._client = glance.client(token)
 
     def there(self):
-        return [image['id'] for image in self._made.images.list(
+        return [image['id'] for image in self._client.images.list(
             filters={'name': 'bootcache-trial', 'os_hidden': True})]
 
 

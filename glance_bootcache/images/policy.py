@@ -20,7 +20,7 @@ VISIBILITIES = ('public', 'community', 'shared', 'private')
 def next_generation(generation: int, now: float) -> int:
     """Return the generation after another.
 
-    It is at least the time, so that after the loss of a manifest it is above what hosts hold.
+    It is at least the time, so that after its row was lost it is above what hosts hold.
 
     :param now: seconds since the epoch.
     """

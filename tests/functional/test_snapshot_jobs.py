@@ -153,12 +153,19 @@ def test_a_crash_of_the_service_leaves_nothing(house, when):
     house.empties()
 
 
-def test_what_has_no_record_is_found_in_ceph(house):
+def test_what_has_no_record_is_left_in_ceph_and_told_of(house, caplog):
+    """It may be another storage service's, or of a database that was lost."""
     snapshot, _overlay = house.snapshot()
     snapshot.begin()
-    house.records.drop(house.records.get(snapshot.snapshot_id))
+    record = house.records.get(snapshot.snapshot_id)
+    house.records.drop(record)
     house.restart()
     house.sending.rest(lambda: True)
+    for _round in range(2):
+        house.jobs.once()
+    assert names(house.glance) != []
+    assert caplog.text.count(f'are left, as {snapshot.snapshot_id}') == 1
+    house.records.put(record)
     until(lambda: house.jobs.once() or names(house.glance) == [], 'the end of the clone', 120)
 
 

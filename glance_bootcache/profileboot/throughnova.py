@@ -175,10 +175,12 @@ class NovaProfileBoots:
         """Return the servers of the service's project whose names match a regular expression."""
         return list(self._client.servers.list(search_opts={'name': name}))
 
-    def _delete(self, _image_id: str, name: str) -> bool:
+    def _delete(self, image_id: str, name: str) -> bool:
         """Delete a server; tell whether Nova has none of that name."""
         there = [server for server in self._listed(f'^{re.escape(name)}$') if server.name == name]
         for server in there:
+            LOG.info('image %s: deleting server %s, of a profile boot that is over', image_id,
+                     server.id)
             with contextlib.suppress(nova_exceptions.NotFound):
                 self._client.servers.delete(server.id)
         return not there

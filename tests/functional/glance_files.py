@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import secrets
 
 from functional_tools import until
 from glanceclient import exc
@@ -16,7 +17,7 @@ from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.registering import TrialImages
 from glance_bootcache.snapshots.records import Record
-from tools import storedimages
+from tools import databases, storedimages
 
 
 class Known:
@@ -110,8 +111,10 @@ def looked(look):
 
 def tried(conf, glance):
     """Return the snapshots of a service that has tried what Glance registers."""
+    # SQLite finds nothing below /proc/PID/root, where other mount namespaces are.
+    database = databases.made(f'sqlite:///{glance.home}/{secrets.token_hex(4)}.sqlite')
     found = FileSnapshots(conf, Registrars([glance.images], Trial(glance),
-                                           storedimages.opened(conf).files,
+                                           storedimages.opened(conf, database).files,
                                            clock=itertools.count(0, 1e6).__next__))
 
     looked(found.tidy)

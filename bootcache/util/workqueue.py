@@ -87,7 +87,8 @@ class WorkQueue:
                     self._ordered = [(due, next(self._numbers), key)
                                      for key, due in self._due.items()]
                     heapq.heapify(self._ordered)
-                self._changed.notify()
+                # One alone may be who waits for another key, and not a worker.
+                self._changed.notify_all()
 
     def is_idle(self) -> bool:
         """Return whether no key is due, and none is worked on."""

@@ -274,3 +274,21 @@ def test_nothing_that_is_added_is_lost(events):
         assert len(worked.done) == done, 'and none is worked on for nothing'
     finally:
         worked.queue.stop()
+
+
+def test_who_waits_for_one_key_is_not_woken_in_a_worker_s_place():
+    """It began to wait before the worker."""
+    worked = threading.Event()
+    queue = WorkQueue(lambda key: worked.set(), 1, 'queue', lambda key, error: None)
+    queue.add('late', 1000)
+    waits = threading.Thread(target=queue.wait, args=('late', 1000))
+    waits.start()
+    until(lambda: len(queue._changed._waiters) == 1)
+    queue.start()
+    until(lambda: len(queue._changed._waiters) == 2)
+    try:
+        queue.add('now')
+        assert worked.wait(20)
+    finally:
+        queue.stop()
+        waits.join()

@@ -41,7 +41,7 @@ from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.inheriting import Inheriting
 from glance_bootcache.images.policy import Settings, Step
 from glance_bootcache.images.retiring import Retiring
-from glance_bootcache.images.saving import save
+from glance_bootcache.images.saving import save, when_it_answers
 from glance_bootcache.images.signatures import ImageSignatures
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ImageStep, ServiceMetrics
@@ -357,7 +357,8 @@ class ImageWork:
         with self._metrics.step(ImageStep.RECORD):
             result = self._profile_boots.run(image, record.made.virtual_bytes, asked, job)
         job.check_cancelled()
-        sha256 = self._store.save_working_set(image.image_id, result.working_set)
+        sha256 = when_it_answers(job, lambda: self._store.save_working_set(
+            image.image_id, result.working_set))
         steps.reached('record: kept')
         info = WorkingSetInfo(sha256, result.working_set.bytes, len(result.working_set.extents),
                               result.working_set.granularity, self._profile_boots.recorded_by,

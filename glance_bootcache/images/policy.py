@@ -411,8 +411,9 @@ def asked_for(record: Manifest, is_lost: bool = False) -> Manifest:
 
 def is_same_work(record: Manifest | None, begun: Manifest) -> bool:
     """Tell whether a step that was begun for a record is still to be done."""
-    return record is not None and (record.image_hash, record.goal, record.wished.requested) \
-        == (begun.image_hash, begun.goal, begun.wished.requested) \
+    return record is not None and (
+        record.image_hash, record.goal, record.wished.requested, record.made.signed_as) \
+        == (begun.image_hash, begun.goal, begun.wished.requested, begun.made.signed_as) \
         and record.standing is not Standing.SKIPPED and not record.is_missing
 
 

@@ -96,6 +96,14 @@ class ImageJob:
         self.changed.wait(seconds)
         self.changed.clear()
 
+    def pause(self, seconds: float) -> None:
+        """Wait, unless told to give up.
+
+        :raises Cancelled: if told so.
+        """
+        self.cancelled.wait(seconds)
+        self.check_cancelled()
+
     def check_cancelled(self) -> None:
         """Give up if told so.
 

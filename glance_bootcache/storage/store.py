@@ -304,7 +304,9 @@ class ImageStore:
         answer to a commit was lost.
 
         :returns: their images.
-        :raises DatabaseAway: if the database does not answer, or does not have a row any more.
+        :raises DatabaseAway: if the database does not answer.
+        :raises DatabaseUnusable: if it has a row no more, or one that cannot be read; all others
+            are read.
         """
         held = self._held
         versions: dict[str, int] = {row.image_id: row.version for row in self._database.read(
@@ -312,8 +314,14 @@ class ImageStore:
                 sa.select(ImageRow.image_id, ImageRow.version)).all())}
         others = [image_id for image_id in {**held, **versions}
                   if image_id not in held or held[image_id].version != versions.get(image_id)]
+        failed = None
         for image_id in others:
-            self._read_again(image_id)
+            try:
+                self._read_again(image_id)
+            except DatabaseUnusable as error:
+                failed = error
+        if failed is not None:
+            raise failed
         return others
 
     def _read_again(self, image_id: str, tries: int = 0) -> None:
@@ -322,6 +330,8 @@ class ImageStore:
         row = self._database.read(lambda connection: connection.execute(
             sa.select(ImageRow.__table__).where(ImageRow.image_id == image_id)).first())
         if row is not None:
+            with self._memory:
+                self._leaving.discard(image_id)
             self._remember(image_id, _from_row(row))
             return
         with self._memory:
@@ -329,9 +339,9 @@ class ImageStore:
             if held is None:
                 return
             if image_id not in self._leaving:
-                raise DatabaseAway(f'image {image_id}: the database does not have its row any more,'
-                                   ' and so is another one, or an older state of it; start'
-                                   ' glance-bootcache again')
+                raise DatabaseUnusable(
+                    f'image {image_id}: the database does not have its row any more, and so is'
+                    ' another one, or an older state of it; start glance-bootcache again')
             self._drop(image_id, held.version)
 
     # Working sets: their text is read when somebody needs it.

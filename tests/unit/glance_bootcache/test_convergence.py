@@ -33,6 +33,7 @@ from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
 from glance_bootcache.db.models import FileRow, ImageRow, WorkingSetRow
 from glance_bootcache.images import controller, imagework, turns
+from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage import nodefiles
 from glance_bootcache.storage.store import ImageStore
 
@@ -175,6 +176,7 @@ class Images(stateful.RuleBasedStateMachine):
                 self.is_in_step = False
 
         self.patch.setattr(imagework.ImageWork, 'do', counted)
+        self.patch.setattr(ImageJob, 'pause', lambda _job, _seconds: self.pause())
         self.run_boot = self.house.boots.run
         self.house.boots.run = self.boot
 
@@ -202,6 +204,10 @@ class Images(stateful.RuleBasedStateMachine):
             state = self.files(image).get(name.removesuffix('.partial'))
             assert state == 'retiring' or (state == 'making' and is_partial), (path, state)
         self.unlink(path, **named)
+
+    def pause(self):
+        """A step waits for the database, to write what it has made."""
+        self.is_database_away = False
 
     def commit(self, partial, target):
         if self.is_killed:

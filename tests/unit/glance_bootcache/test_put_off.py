@@ -12,7 +12,7 @@ from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache.images import imagework, policy
+from glance_bootcache.images import imagework, policy, saving
 from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -117,22 +117,61 @@ def rows(house, monkeypatch):
     return Rows(house.store, monkeypatch)
 
 
+@pytest.fixture
+def _soon(monkeypatch):
+    monkeypatch.setattr(saving, '_AGAIN_SECONDS', 0.01)
+
+
 @pytest.mark.parametrize('error', [exception.BuildFailed('x'), exception.ImageRefused('x'),
                                    RuntimeError('x')], ids=repr)
-def test_a_failure_that_cannot_be_written_is_found_again(house, rows, error, caplog):
+def test_a_failure_is_written_when_the_database_answers(house, rows, error, caplog, _soon):
     def building():
         rows.is_away = True
         raise error
 
     house.qemu.building = building
-    register(house)
-    assert 'what became of it cannot be written' in caplog.text
-    assert house.running.of(IMAGE) is None and len(house.qemu.builds) == 0
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    until(lambda: rows.tries > 10, 'the database is asked again')
+    assert house.running.of(IMAGE) is not None
     rows.is_away = False
-    house.qemu.building = lambda: None
-    house.later(30)
     house.settle()
-    assert house.state(IMAGE) == 'ready'
+    assert house.store.load(IMAGE).standing is (
+        Standing.SKIPPED if isinstance(error, exception.ImageRefused) else Standing.FAILED)
+    assert caplog.text.count('is written when the database answers') == 1
+
+
+def test_what_was_recorded_is_kept_while_the_database_is_away(house, monkeypatch, _soon):
+    tries, write = [], house.store.save_working_set
+
+    def away(*arguments):
+        tries.append(arguments)
+        raise exception.DatabaseAway('it is away')
+
+    monkeypatch.setattr(house.store, 'save_working_set', away)
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    until(lambda: len(tries) > 3, 'the database is asked again')
+    monkeypatch.setattr(house.store, 'save_working_set', write)
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
+
+
+def test_what_was_made_of_an_image_that_goes_meanwhile_waits_no_more(house, rows, _soon):
+    def building():
+        rows.is_away = not house.qemu.builds
+
+    house.qemu.building = building
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    until(lambda: rows.tries > 10, 'the database is asked again')
+    (left,) = [name for name in os.listdir(house.store.directory(IMAGE))
+               if name.startswith('cache')]
+    house.running.cancel(IMAGE)
+    rows.is_away = False
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.qemu.builds) == 2
+    assert left not in os.listdir(house.store.directory(IMAGE))
 
 
 def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(house, rows):
@@ -165,14 +204,12 @@ def test_a_new_image_that_cannot_be_written_is_not_lost(house, rows):
     assert house.state(IMAGE) == 'ready'
 
 
-@pytest.mark.parametrize('where', ['exporter', 'row', 'stop'])
-def test_what_was_built_in_vain_is_not_left(house, rows, where):
+@pytest.mark.parametrize('where', ['exporter', 'stop'])
+def test_what_was_built_in_vain_is_not_left(house, where):
     """Each try left another one, which no quota counted: where the disk is full, that much more."""
     def building():
         if where == 'exporter':
             house.exporter.fails = ERRORS[0]
-        elif where == 'row':
-            rows.is_away = True
         else:
             house.controller.stop(wait=False)
 

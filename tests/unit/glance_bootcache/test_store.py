@@ -281,8 +281,11 @@ def test_a_row_that_is_not_as_in_memory_is_read_again(store, again, lost):
         store.remove(OTHER)
     assert store.refresh() == [OTHER] and store.load(OTHER) is None
     other.remove(IMAGE)
-    with pytest.raises(DatabaseAway, match='another one, or an older state'):
+    third = f'f{IMAGE[1:]}'
+    other.add(Manifest(third))
+    with pytest.raises(DatabaseUnusable, match='another one, or an older state'):
         store.refresh()
+    assert store.load(third) is not None
 
 
 # Working sets.

@@ -1,5 +1,6 @@
 """The database as the service has it: where it may lie, and the thread that writes reports."""
 
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -7,8 +8,10 @@ import tempfile
 import threading
 
 import pytest
+from fakes_clock import Clock
 from fakes_database import locked
 from fakes_manager import until
+from sqlalchemy import exc as sa_exception
 
 from bootcache import exception, tier
 from bootcache.rpc.report import HostReport
@@ -126,6 +129,32 @@ def test_what_belongs_to_another_user_is_told_of(storage_conf):
         told = here.recv()
         process.join()
         assert f'chown 65534 {directory}/bootcache.sqlite' in told
+
+
+def test_one_call_at_a_time_waits_for_a_database_that_hangs(storage_conf, database):
+    """Threads that answer hosts are not held, each for half a minute."""
+    def hangs(connection):
+        clock.sleep(30)
+        raise sa_exception.OperationalError('SELECT 1', {}, Exception('timed out'))
+
+    def fails(connection):
+        raise sa_exception.OperationalError('SELECT 1', {}, Exception('connection refused'))
+
+    clock = Clock()
+    with contextlib.closing(Database(storage_conf, clock)) as other:
+        for _time in range(5):
+            with pytest.raises(exception.DatabaseAway, match='refused'):
+                other.read(fails)
+        with pytest.raises(exception.DatabaseAway, match='timed out'):
+            other.write(hangs)
+        for call in other.read, other.write:
+            with pytest.raises(exception.DatabaseAway, match='has not answered just now'):
+                call(pytest.fail)
+        clock.sleep(10)
+        with pytest.raises(exception.DatabaseAway, match='timed out'):
+            other.read(hangs)
+        clock.sleep(10)
+        assert other.read(lambda connection: 1) == other.write(lambda connection: 1) == 1
 
 
 def test_what_only_reads_makes_no_file(storage_conf):

@@ -72,6 +72,7 @@ class ServiceUpkeep:
         self._recompressed = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         self._throttle = LogThrottle(LOG)
         self._sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
+        self._host_sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
         # Images that had a cache image in the last round.
         self._cached: frozenset[str] = frozenset()
         # What the last sweep found: images that are active, and who may see shared ones.
@@ -113,7 +114,7 @@ class ServiceUpkeep:
         manifests = functools.cache(self._store.manifests)
         self._do(('images\' rows cannot be read again', self.refresh),
                  ('images cannot be looked at', self.recover),
-                 ('hosts that are gone cannot be forgotten', self._needs.forget_silent),
+                 ('hosts that are gone cannot be forgotten', self.forget_hosts),
                  ('servers of profile boots cannot be deleted', self._profile_boots.remove_retired),
                  ('images that are gone cannot be forgotten',
                   lambda: self._tiers.forget_gone(manifests())),
@@ -182,6 +183,16 @@ class ServiceUpkeep:
                         self._conf.notification_topic, min(changed))
         for image_id in (*changed, *lost, *known):
             self._controller.image_changed(image_id)
+
+    def forget_hosts(self) -> None:
+        """Forget hosts that were silent for a day and need nothing; and, once in an hour, those
+        that Nova does not have any more.
+
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+        """
+        self._needs.forget_silent()
+        if self._host_sweeps.acquire():
+            self._needs.forget_gone(self._profile_boots.compute_hosts())
 
     def _compare_members(self, image_id: str) -> None:
         """Have hosts let go of a shared image that fewer projects may see than before."""

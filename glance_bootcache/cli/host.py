@@ -6,7 +6,7 @@ from typing import Any
 from bootcache import exception
 from bootcache.quoting import one_line
 from bootcache.rpc.client import all_entries
-from bootcache.rpc.messages import HostBases, ListHosts
+from bootcache.rpc.messages import ForgetHost, HostBases, ListHosts
 from bootcache.tier import Medium
 from glance_bootcache.cli.client import utc
 from glance_bootcache.cli.listing import Listing
@@ -92,6 +92,30 @@ class HostShow(Listing):
         if told['bases'] > len(rows):
             rows.append((None, f'{told["bases"] - len(rows)} more bases', None, None, None))
         return ('image_id', 'way', 'connector', 'since', 'last_answer'), rows
+
+
+class HostForget(Listing):
+    """Forget hosts that are gone for good: the bases that their servers needed are kept no more.
+
+    A host that Nova has no more is forgotten by itself, after a day of silence. One that comes back
+    tells again what it needs, but a base may be gone by then, and its servers paused until their
+    image is got again.
+    """
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('hosts', nargs='+', metavar='host',
+                            help='names of hosts, as "kept_for" of "bootcache image show" has them')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask for each."""
+        client = self.app.storage_client()
+        known = {name: client.send(ForgetHost(name)) for name in parsed_args.hosts}
+        self.complaints = [f'the storage service knows of nothing that host {one_line(name)} needs'
+                           for name, is_known in known.items() if not is_known]
+        return ('host',), [(one_line(name),) for name, is_known in known.items() if is_known]
 
 
 def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:

@@ -6,6 +6,7 @@ others' boots read forgotten.
 """
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import threading
@@ -302,8 +303,10 @@ class ReportedBoots:
                     'reason': 'the cache image of the snapshot is being built'}
         if cache is None:
             if manifest.made.working_set is not None and server_id:
-                # It was evicted, or is damaged; this boot does without.
-                self._controller.rebuild(image_id)
+                # It was evicted, or is damaged; this boot does without. While the database is away
+                # the next one does, too.
+                with contextlib.suppress(exception.DatabaseAway):
+                    self._controller.rebuild(image_id)
             described = {'action': BootAction.COLD, **described}
         else:
             described = {'action': BootAction.CACHE, **described,

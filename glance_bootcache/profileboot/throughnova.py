@@ -152,6 +152,13 @@ class NovaProfileBoots:
                    or timeutils.parse_isotime(server.created).timestamp() < created_before
                    for server in found)
 
+    def compute_hosts(self) -> set[str]:
+        """Return the hosts of Nova's compute services, also of cells that are away.
+
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+        """
+        return {service.host for service in self._client.services.list(binary='nova-compute')}
+
     def remove_retired(self) -> None:
         """Delete the servers of profile boots that are over, as of an earlier process.
 

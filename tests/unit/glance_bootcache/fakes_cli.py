@@ -124,6 +124,8 @@ class FakeClient:
                 return [] if message.marker else self.hosts
             case messages.HostBases(host):
                 return self.bases.get(host)
+            case messages.ForgetHost(host):
+                return host in self.bases
             case messages.ImageHosts(image_id):
                 return self.where.get(image_id)
             case messages.EvictImage(image_id, hosts):

@@ -358,7 +358,7 @@ class FakeBoots:
         self.gate.set()
         self.fails = None
         self.looked = []
-        self.servers = set()
+        self.servers, self.services = set(), set()
         # When the oldest one of an image was created.
         self.created = {}
         self.away = False
@@ -371,6 +371,12 @@ class FakeBoots:
             raise RuntimeError('Nova is away')
         return image_id in self.servers and (
             created_before is None or self.created.get(image_id, 0.0) < created_before)
+
+    def compute_hosts(self):
+        """As NovaProfileBoots.compute_hosts."""
+        if self.away:
+            raise RuntimeError('Nova is away')
+        return self.services
 
     def remove_retired(self):
         """As NovaProfileBoots.remove_retired."""

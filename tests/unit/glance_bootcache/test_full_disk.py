@@ -128,6 +128,20 @@ def test_a_server_that_boots_goes_on_waiting_for_its_base(house, rows):
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
 
 
+def test_a_server_whose_cache_image_was_evicted_boots_from_the_base(house, rows):
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    house.settle()
+    house.store.change(IMAGE, lambda known: known.making(cache_image=None, difference=None))
+    rows.is_away = True
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
+    house.settle()
+    rows.is_away = False
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
+    house.settle()
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cache'
+
+
 def test_while_the_database_is_away_writing_is_tried_once_a_minute(house, rows):
     rows.is_away = True
     for image in IMAGES:

@@ -303,10 +303,13 @@ class Controller:
         """Return the seconds until an image's base is here, at least; None if nobody knows."""
         return self._work.transfers.seconds_left(image_id, BASES)
 
-    def is_waited_for(self, record: Manifest) -> bool:
-        """Tell whether servers of a snapshot are to wait for its first cache image."""
-        job = self._running.of(record.image_id)
-        return self._work.inheriting.is_waited_for(record.image_id) and (
+    def is_waited_for(self, image_id: str) -> bool:
+        """Tell whether servers of a snapshot are to wait for its first cache image.
+
+        If not, a row that is read afterwards has what was made.
+        """
+        job, record = self._running.of(image_id), self._store.load(image_id)
+        return record is not None and self._work.inheriting.is_waited_for(image_id) and (
             (record.made.cache_image is None and record.goal is Goal.BUILD)
             or (job is not None and job.is_child))
 

@@ -257,6 +257,7 @@ class ReportedBoots:
     def plan_boot(self, message: PlanBoot) -> dict[str, Any]:
         """Answer a compute host that starts a server of a project."""
         image_id, server_id = message.image_id, message.server_id
+        waits = bool(server_id) and self._controller.is_waited_for(image_id)
         manifest = self._store.load(image_id)
         if message.profile_token is not None:
             return self._plan_profile(manifest, message, message.profile_token)
@@ -296,7 +297,7 @@ class ReportedBoots:
             return {**_stock(manifest), **described}
         if server_id:
             self._tiers.note_use(image_id, time.time())
-        if server_id and self._controller.is_waited_for(manifest):
+        if waits:
             # Its base can be read now, for servers that do not wait.
             return {**described, 'action': BootAction.WAIT, 'ready_in': None,
                     'cause': PlanCause.CACHE_IMAGE,

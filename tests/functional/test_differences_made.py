@@ -6,6 +6,7 @@ Building, exporter and tiers are real; Glance and RPC are stand-ins.
 import dataclasses
 import os
 import random
+import threading
 
 import pytest
 from differences_house import CHILD, PARENT, SET, SIZE, offered
@@ -66,6 +67,26 @@ def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypat
     # Its servers wait, not for ever; what is no server's does not.
     assert [answer['action'] for answer in answers] == [action, 'cache', 'cache']
     assert ['difference' in answer for answer in answers] == [False, False, True]
+
+
+def test_a_server_that_asks_as_it_is_finished_gets_what_differs(cloud, monkeypatch):
+    """Its answer was of the row before, and of the step that had ended since."""
+    begun, may_end = threading.Event(), threading.Event()
+    made_meanwhile(monkeypatch, lambda: (begun.set(), may_end.wait(60)))
+    builder = threading.Thread(target=cloud.build, args=(CHILD,), kwargs={'inherits': True})
+    builder.start()
+    assert begun.wait(60)
+    check = cloud.house.tiers.check
+
+    def late(manifest):
+        may_end.set()
+        builder.join()
+        return check(manifest)
+
+    monkeypatch.setattr(cloud.house.tiers, 'check', late)
+    answers = [cloud.boots.plan_boot(PlanBoot(CHILD, 'host-1', 'server')) for _time in range(2)]
+    assert [answer['action'] for answer in answers] == ['wait', 'cache']
+    assert 'difference' in answers[1]
 
 
 def test_of_a_later_one_the_older_is_told_with_its_difference_until_both_are_there(

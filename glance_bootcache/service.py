@@ -54,6 +54,7 @@ from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.upkeep import ServiceUpkeep
 from glance_bootcache.warming.runner import NovaPrecache, Warming
+from glance_bootcache.warming.warmrequests import WarmRequests
 
 LOG = logging.getLogger(__name__)
 
@@ -115,9 +116,9 @@ class StorageService:
         # It may go away again at any moment.
         node, store = start.until_it_answers(lambda: self._opened(database),
                                              exporter.start_as_before)
-        needs, last_uses, orders, records = start.until_it_answers(
+        needs, last_uses, orders, records, requests = start.until_it_answers(
             lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
-                     Records(database, node.id)), exporter.start_as_before)
+                     Records(database, node.id), WarmRequests(database)), exporter.start_as_before)
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
             manifest, store.cache_path(manifest)))
@@ -127,7 +128,8 @@ class StorageService:
                 exporter.of_hosts(needs.hosts(manifest.image_id))))
         self._check()
         startchecks.check_cloud(conf)
-        writer = Writer(database, [needs.changes, last_uses.changes, orders.changes])
+        writer = Writer(database, [needs.changes, last_uses.changes, orders.changes,
+                                   requests.changes])
         tiers = StorageTiers(conf, store, exporter, last_uses)
         profile_boots = NovaProfileBoots(conf, store.files)
         images = Images(conf)
@@ -145,7 +147,7 @@ class StorageService:
             running, retiring, deletions, StatePublisher(conf, images))
         events = ImageEvents(controller.image_changed, controller.image_deleted,
                              controller.let_go, controller.has_looked)
-        warming = Warming(conf, store, hosts, NovaPrecache(conf))
+        warming = Warming(conf, store, hosts, NovaPrecache(conf), requests)
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, controller,
                                running, disk_room, needs)
         tiers.start(store.manifests())

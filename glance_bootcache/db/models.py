@@ -288,6 +288,17 @@ class OrderRow(Model):
                                    doc='when it was ordered, in seconds since the epoch')
 
 
+class WarmRequestRow(Model):
+    """An aggregate whose hosts an operator wants to be warm, until that is over for all of them."""
+
+    __tablename__ = 'warm_requests'
+
+    image_id = orm.mapped_column(_UUID, primary_key=True, doc='id of the image')
+    aggregate = orm.mapped_column(_NAME, primary_key=True, doc='name of the host aggregate')
+    requested_at = orm.mapped_column(sa.Double, nullable=False,
+                                     doc='when it was asked for, in seconds since the epoch')
+
+
 class SnapshotRow(Model):
     """A server's snapshot that is under way."""
 

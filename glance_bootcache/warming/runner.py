@@ -29,6 +29,7 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.warming import warmjobs
 from glance_bootcache.warming.warmjobs import WarmJob, WarmPhase
+from glance_bootcache.warming.warmrequests import Key, WarmRequests
 
 LOG = logging.getLogger(__name__)
 
@@ -110,12 +111,13 @@ class Warming:
     :param conf: configuration of the storage service.
     :param hosts: what compute hosts hold.
     :param nova: its precache API.
+    :param requests: operators'; those of an earlier process are begun anew.
     :param clock: monotonic seconds, the same as of the hosts.
     :raises ConfigurationError: if the configuration was not checked.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, hosts: Hosts, nova: NovaPrecache,
-                 clock: Callable[[], float] = time.monotonic):
+                 requests: WarmRequests, clock: Callable[[], float] = time.monotonic):
         self._conf = conf[bootcache_conf.GROUP]
         self._policy = glance_conf.aggregates(conf)
         self._store = store
@@ -123,7 +125,8 @@ class Warming:
         self._nova = nova
         self._clock = clock
         self._lock = threading.Lock()  # guards the jobs; Nova is asked, and files read, without it
-        self._jobs: dict[tuple[str, str], WarmJob] = {}
+        self._requests = requests
+        self._jobs: dict[Key, WarmJob] = {key: WarmJob(*key, clock()) for key in requests.all()}
         # Images of which manifests say that the policy is to be followed for them.
         self._policy_images: set[str] = set()
         self._policy_looks = Backoff(self._conf.poll_interval, clock=clock)
@@ -162,6 +165,8 @@ class Warming:
             self._look(job, seen)
         with self._lock:
             starting = warmjobs.may_start(self._jobs.values(), now, self._conf.warm_concurrency)
+            over = [key for key, job in self._jobs.items() if job.phase is WarmPhase.DONE]
+        self._requests.end(over)
         for job in starting:
             # Not where another one has just been told that nobody is answered.
             if job.due <= now:
@@ -303,6 +308,7 @@ class Warming:
         :returns: see GetWarming.
         :raises RequestRefused: if the image has no cache image, an aggregate is not known, or too
             much is to be warmed already; then nothing is begun.
+        :raises DatabaseAway: if the request cannot be written; likewise.
         """
         names = list(dict.fromkeys(str(name) for name in aggregates))
         why_not = warmjobs.why_not_warm(image_id, self._store.load(image_id))
@@ -323,6 +329,8 @@ class Warming:
             if len(self._jobs) + len(names) > _MOST_JOBS:
                 raise RequestRefused(f'{len(self._jobs)} aggregates are being warmed, and'
                                      f' {_MOST_JOBS} at most can be; wait, or name fewer')
+        self._requests.add(image_id, names)
+        with self._lock:
             for name in names:
                 self._job(image_id, name, now, anew=True)
         self._wake.set()

@@ -41,6 +41,7 @@ from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
 from glance_bootcache.upkeep import ServiceUpkeep
 from glance_bootcache.warming.runner import Warming
+from glance_bootcache.warming.warmrequests import WarmRequests
 from tools import storedimages
 
 
@@ -126,7 +127,9 @@ def made_house(storage_conf, no_qemu, database):
 
         def restart(has_hosts=True):
             house.needs, house.orders = ReportedNeeds(database), Orders(database)
-            house.writer = Writer(database, [house.needs.changes, house.orders.changes])
+            house.requests = WarmRequests(database)
+            house.writer = Writer(database, [house.needs.changes, house.orders.changes,
+                                             house.requests.changes])
             house.table = Hosts(house.store, house.tiers, house.orders, house.seconds)
             house.metrics = ServiceMetrics()
             house.running = Running(storage_conf.bootcache.concurrent_builds)
@@ -156,7 +159,7 @@ def made_house(storage_conf, no_qemu, database):
             house.operators = Operators(house.store, house.tiers, house.controller, house.running,
                                         house.retiring, house.table, house.offers.given)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
-                                    house.seconds)
+                                    house.requests, house.seconds)
             house.rejected = RejectedMessages(house.seconds)
             house.endpoints = Sender(Endpoints(
                 house.controller, house.hosts, house.table, house.operators, house.warming,

@@ -135,6 +135,12 @@ def upgrade() -> None:
         sa.Column('ordered_at', sa.Double, nullable=False),
         **_TABLE)
     op.create_table(
+        'warm_requests',
+        sa.Column('image_id', sa.String(36), primary_key=True),
+        sa.Column('aggregate', sa.String(255), primary_key=True),
+        sa.Column('requested_at', sa.Double, nullable=False),
+        **_TABLE)
+    op.create_table(
         'snapshots',
         sa.Column('snapshot_id', sa.String(36), primary_key=True),
         sa.Column('node_id', _NUMBER,

@@ -190,6 +190,8 @@ class SnapshotJobs:
             told = self._heard(job, token)
             if told.refused or job.step is not from_step:
                 return told
+            if self._stopping.is_set():
+                return SnapshotProgress(refused='the storage service ends')
             job.step, job.told = to_step, SnapshotProgress()
         self._submit(job, to_step, lambda: work(job))
         return SnapshotProgress()
@@ -203,7 +205,7 @@ class SnapshotJobs:
                     return True
                 was, job.step, job.heard_at = job.step, _Step.FAILED, self._clock()
                 job.told = SnapshotProgress(refused='it was given up')
-        if job is not None and was is not _Step.FAILED:
+        if job is not None and was is not _Step.FAILED and not self._stopping.is_set():
             self._workers.submit(self._withdraw, job)
         return self._records.get(snapshot_id) is None
 

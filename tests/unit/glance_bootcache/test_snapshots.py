@@ -113,6 +113,13 @@ def test_one_that_leaves_others_no_room_is_given_up(house):
     assert 'give_up' in house.sends.did
 
 
+def test_a_service_that_ends_says_so(house):
+    house.begin()
+    house.jobs.stop()
+    assert house.finish().refused == 'the storage service ends'
+    assert house.jobs.abandon(SNAPSHOT, TOKEN) is False, 'the next start removes it'
+
+
 def test_an_error_of_our_own_is_told_and_removed(house):
     house.sends.fails['begin'] = KeyError('a bug')
     assert house.begin().refused

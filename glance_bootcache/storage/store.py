@@ -168,7 +168,8 @@ class ImageStore:
         """
         image_id = naming.canonical_image_id(manifest.image_id)
         stamped = _stamped(imagerows.storable(manifest))
-        version = self._removed.get(image_id, 0) + 1
+        with self._memory:
+            version = self._removed.get(image_id, 0) + 1
         values = {'node_id': self._node_id, 'term': 1, 'version': version,
                   **imagerows.to_row(stamped)}
 
@@ -327,22 +328,24 @@ class ImageStore:
     def _read_again(self, image_id: str, tries: int = 0) -> None:
         # Who wrote last, and need not read, would be the faster one again.
         time.sleep(random.uniform(0, tries * _PAUSE_SECONDS))
+        with self._memory:
+            before = self._held.get(image_id), self._removed.get(image_id)
         row = self._database.read(lambda connection: connection.execute(
             sa.select(ImageRow.__table__).where(ImageRow.image_id == image_id)).first())
-        if row is not None:
-            with self._memory:
-                self._leaving.discard(image_id)
-            self._remember(image_id, _from_row(row))
-            return
+        found = None if row is None else _from_row(row)
         with self._memory:
             held = self._held.get(image_id)
-            if held is None:
-                return
-            if image_id not in self._leaving:
-                raise DatabaseUnusable(
-                    f'image {image_id}: the database does not have its row any more, and so is'
-                    ' another one, or an older state of it; start glance-bootcache again')
-            self._drop(image_id, held.version)
+            if before != (held, self._removed.get(image_id)):
+                return  # It was written since: memory may know more than what was read.
+            if found is not None:
+                # Whatever its version: it may have been removed, and added again.
+                self._held = {**self._held, image_id: found}
+            elif held is not None:
+                if image_id not in self._leaving:
+                    raise DatabaseUnusable(
+                        f'image {image_id}: the database does not have its row any more, and so is'
+                        ' another one, or an older state of it; start glance-bootcache again')
+                self._drop(image_id, held.version)
 
     # Working sets: their text is read when somebody needs it.
 

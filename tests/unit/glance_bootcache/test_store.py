@@ -253,6 +253,42 @@ def test_a_change_while_it_is_removed_finds_nothing(store, database, monkeypatch
     assert found == [None] and store.manifests() == []
 
 
+def test_an_image_that_is_added_while_it_is_removed_is_known(store, again, monkeypatch):
+    """Its row has a lower version than the one that memory still had."""
+    fill(store)
+    drop = store._drop
+
+    def late(image_id, version):
+        monkeypatch.setattr(store, '_drop', drop)
+        store._memory.release()
+        store.add(Manifest(IMAGE))
+        store._memory.acquire()
+        drop(image_id, version)
+
+    monkeypatch.setattr(store, '_drop', late)
+    store.remove(IMAGE)
+    assert store.add(Manifest(IMAGE)) is None
+    assert store.load(IMAGE) == again().load(IMAGE) is not None
+    assert store.change(IMAGE, lambda known: known.wishing(pinned=True)) == again().load(IMAGE)
+
+
+def test_a_row_that_was_read_before_it_was_added_again_is_no_lost_one(store, database,
+                                                                      monkeypatch):
+    store.add(Manifest(IMAGE))
+    read = database.read
+
+    def early(query):
+        monkeypatch.setattr(database, 'read', read)
+        store.remove(IMAGE)
+        found = read(query)
+        store.add(Manifest(IMAGE))
+        return found
+
+    monkeypatch.setattr(database, 'read', early)
+    store._read_again(IMAGE)
+    assert store.load(IMAGE) is not None
+
+
 def test_a_change_whose_answer_was_lost_is_one(store, database, lost, again):
     manifest = fill(store)
     lost()

@@ -73,7 +73,8 @@ def facts(image: Any) -> ImageFacts:
     """Turn Glance's description of an image into plain values."""
     algorithm, value = image.get('os_hash_algo'), image.get('os_hash_value')
     return ImageFacts(
-        image_id=image['id'], status=image['status'],
+        # Who registers an image may choose its id, in capital letters as well.
+        image_id=image['id'].lower(), status=image['status'],
         disk_format=image.get('disk_format') or 'unset',
         container_format=image.get('container_format') or 'unset',
         stored_bytes=image.get('size') or 0,

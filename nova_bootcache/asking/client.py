@@ -249,6 +249,10 @@ class HostsClient:
             seconds.
         :raises BootcacheError: if the driver is not started.
         """
+        if image_id != image_id.lower():
+            # Of Glance's databases some take such an id for another image's.
+            return {'action': BootAction.STOCK, 'reason': 'the id of its image is not in lower'
+                    ' case'}
         try:
             answer: dict[str, Any] = tenacity.Retrying(
                 retry=tenacity.retry_if_exception(_has_too_much), reraise=True,

@@ -39,9 +39,16 @@ from glance_bootcache.storage.clients import Client
 LOG = logging.getLogger(__name__)
 
 
-def of_base(manifest: Manifest) -> set[str]:
-    """Return the names of the exports that are read from an image's base file, or its clone."""
-    return {manifest.made.base_export, naming.export_name(naming.EXPORT_STORED, manifest.image_id)}
+def of_base(manifest: Manifest) -> dict[str, str]:
+    """Return the exports that are read from an image's base file, or its clone, with their nodes.
+
+    A base that is got again has other nodes: an export that a host is connected to stays on the
+    file or clone of before.
+    """
+    path = manifest.made.base_path
+    return {manifest.made.base_export: naming.node_name('b', path),
+            naming.export_name(naming.EXPORT_STORED, manifest.image_id):
+                naming.node_name('s', path)}
 
 
 def cache_export_name(manifest: Manifest) -> str:
@@ -170,9 +177,9 @@ class Exporter:
         return not self.runs or self._served_by == self._daemon.pid()
 
     @property
-    def served(self) -> Collection[str]:
-        """The names of the exports that the daemon serves, as far as it has told."""
-        return list(self._served) if self.runs else ()
+    def served(self) -> dict[str, str]:
+        """The exports that the daemon serves, with their nodes, as far as it has told."""
+        return dict(self._served) if self.runs else {}
 
     def may_serve(self, image_id: str) -> bool:
         """Tell whether an image, or an export, may be served if the daemon runs.
@@ -250,18 +257,21 @@ class Exporter:
                         cache_image=dataclasses.asdict(manifest.made.cache_image))
         return told
 
-    def ensure(self, manifest: Manifest, cache_path: str | None) -> None:
+    def ensure(self, manifest: Manifest, cache_path: str | None) -> bool:
         """Serve an image's base, and the bytes of its cache image if there is one.
 
         :param cache_path: of the cache image's file, see ``StorageTiers.path``; one that is served
             already stays where it is.
+        :returns: whether the base is read from where the manifest has it.
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
-        self.ensure_file(manifest.made.base_export, lambda: self._clones.base(manifest),
-                         naming.node_name('b', manifest.image_id))
+        base = manifest.made.base_export
+        node = of_base(manifest)[base]
+        self.ensure_file(base, lambda: self._clones.base(manifest), node)
         if cache_path is not None and manifest.made.cache_image is not None:
             cache, export = Base(cache_path, 'raw', 0), cache_export_name(manifest)
             self.ensure_file(export, lambda: cache, naming.node_name('c', export))
+        return self._served.get(base) == node
 
     def ensure_file(self, export: str, file: Callable[[], Base], node: str) -> None:
         """Serve a file under a name; ``file`` tells which, if it is not served, ``node`` its node.

@@ -362,9 +362,9 @@ class Exporters:
             hosts have exporters of their own for none before it asks.
         :raises StorageDaemonError: if a daemon refuses.
         """
-        self._all(self.of_hosts(()) if certificates is None else certificates,
-                  lambda certificate: self._of(certificate).ensure(manifest, cache_path))
-        self._served.record(manifest, cache_path)
+        if self._all(self.of_hosts(()) if certificates is None else certificates,
+                     lambda certificate: self._of(certificate).ensure(manifest, cache_path)):
+            self._served.record(manifest, cache_path)
 
     def ensure_stored(self, manifest: Manifest, certificate: str = COMMON) -> str:
         """Serve the bytes of an image's stored file, whatever its format.
@@ -379,7 +379,7 @@ class Exporters:
             raise exception.StorageDaemonError(
                 f'exporter: image {manifest.image_id} has no stored file here; build it again')
         self._of(certificate).ensure_file(export, lambda: self._clones.base(manifest, 'raw'),
-                                          naming.node_name('s', manifest.image_id))
+                                          exporter.of_base(manifest)[export])
         return export
 
     def ensure_difference(self, manifest: Manifest, difference: CacheDifference, path: str,
@@ -463,13 +463,13 @@ class Exporters:
         # one is to serve again that was just ended.
         may_end = all(each.has_told for each in readers) and all(
             look.done() for look in self._looks)
-        served = {export for each in readers for export in each.served}
-        known = {export: manifest for manifest in manifests
-                 for export in exporter.of_base(manifest)}
-        # What nothing here knows is of a row that the database does not have any more.
-        may_end = may_end and all(export in known for export in served
-                                  if exporter.is_base(export))
-        self._clones.keep([known[export] for export in served & known.keys()], may_end)
+        served = {served for each in readers for served in each.served.items()}
+        known = {served: manifest for manifest in manifests
+                 for served in exporter.of_base(manifest).items()}
+        # What nothing here knows is of a row that the database does not have any more, or of before
+        # the base was got again.
+        may_end = may_end and all(each in known for each in served if exporter.is_base(each[0]))
+        self._clones.keep([known[each] for each in served & known.keys()], may_end)
 
     def untold(self) -> set[str]:
         """Return what names the exporters of hosts that run and have not told what they serve.

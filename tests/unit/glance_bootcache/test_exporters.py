@@ -20,6 +20,7 @@ from glance_bootcache.storage.exporters import MOST_LOOKS, Exporters
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 BASE = f'base-{IMAGE}'
+NODE = naming.node_name('b', '')
 NEEDED = {IMAGE: ()}
 HOSTS = 1000
 
@@ -126,7 +127,7 @@ def cloud(machine, storage_conf, tmp_path, monkeypatch):
     cloud = Exporters(storage_conf, str(path))
     monkeypatch.setattr(cloud._clones, 'start', lambda: None)
     for number in range(HOSTS):
-        machine.running[f'exporter-{20000 + number}'] = {BASE: 'node'}
+        machine.running[f'exporter-{20000 + number}'] = {BASE: NODE}
     return cloud
 
 
@@ -261,7 +262,7 @@ def test_bases_are_open_that_any_exporter_serves(known, machine, monkeypatch):
     known.keep_open(manifests)
     machine.running.clear()
     known.keep_open(manifests)
-    machine.running['exporter-20000'] = {BASE: 'node'}
+    machine.running['exporter-20000'] = {BASE: NODE}
     known.keep_open(manifests)
     assert kept[:2] == [([IMAGE], True), ([], True)] and not kept[2][1], 'it has not told yet'
 
@@ -272,6 +273,19 @@ def test_none_is_closed_while_a_base_is_served_that_the_database_does_not_have(k
     known.keep_open([])
     known.keep_open([MANIFEST])
     assert may_end == [False, True]
+
+
+def test_none_is_closed_while_a_base_is_read_that_was_got_again(known, monkeypatch):
+    """A host is connected, or the database is an older state: the row has another clone, or none.
+    """
+    may_end, recorded = [], []
+    monkeypatch.setattr(known._clones, 'keep', lambda served, ends: may_end.append(ends))
+    monkeypatch.setattr(known._served, 'record', lambda manifest, path: recorded.append(manifest))
+    for path in 'rbd:p/n/other', '/other', '':
+        manifest = MANIFEST.making(base_path=path)
+        known.keep_open([manifest])
+        known.ensure(manifest, None, ['CN=host-0', 'CN=host-1'])
+    assert may_end == [False, False, True] and recorded == [MANIFEST]
 
 
 def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(

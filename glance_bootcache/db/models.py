@@ -236,7 +236,8 @@ class FileRow(Model):
     name = orm.mapped_column(
         _NAME, primary_key=True,
         doc='name of the file in the image\'s directory; of a clone or copy in Ceph'
-            ' ``rbd:POOL/NAMESPACE/NAME``; of a server or image its name. It is used once')
+            ' ``rbd:POOL/NAMESPACE/NAME``; of a server its name, of an image in Glance its id. It'
+            ' is used once')
     kind = _text(16, 'of files ``base``, ``cache_image`` or ``difference``; ``clone``: a base in'
                      ' Ceph; ``copy``: in Ceph, of a snapshot that too many others are below;'
                      ' ``server``: of a profile boot, in Nova; ``trial``: an image in Glance by'

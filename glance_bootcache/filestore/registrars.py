@@ -63,9 +63,9 @@ class Registrars:
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         if not self._is_told:
-            tell_unnamed(f'images {registering.NAME} in Glance', set(self._glance.there()) - set(
-                self._files.named(FileKind.TRIAL).values()), 'if no other storage service tries'
-                ' stores with them, "openstack image delete" deletes them')
+            tell_unnamed(f'images {registering.NAME} in Glance', set(self._glance.there())
+                         - self._files.named(FileKind.TRIAL).keys(), 'if no other storage service'
+                         ' tries stores with them, "openstack image delete" deletes them')
             self._is_told = True
         for directory in self._directories:
             identity = _identity(directory)
@@ -89,7 +89,7 @@ class Registrars:
             image_id = str(uuid.uuid4())
             path, target = os.path.join(work, image_id), os.path.join(directory, image_id)
             content = secrets.token_bytes(_BYTES)
-            self._files.begin(image_id, FileKind.TRIAL, registering.NAME)
+            self._files.begin(image_id, FileKind.TRIAL, image_id)
             try:
                 self._glance.make(image_id)
                 with open(path, 'xb') as stream:
@@ -107,7 +107,7 @@ class Registrars:
         return '', why
 
     def _end(self, image_id: str) -> None:
-        self._files.abandon(image_id, registering.NAME)
+        self._files.abandon(image_id, image_id)
         self._remove(image_id)
 
     def _remove(self, image_id: str, _name: str = '') -> bool:

@@ -179,9 +179,13 @@ class NodeFiles:
         try:
             self._retire_abandoned()
             for found in self._retiring(_FILES, image_id):
-                self._remove_file(found.image_id, found.name)
+                try:
+                    self._remove_file(found.image_id, found.name)
+                except OSError as error:
+                    LOG.info('%s is removed later: %s', found.name, error)
+                    continue
                 self._forget(found.image_id, found.name)
-        except (DatabaseAway, OSError) as error:
+        except DatabaseAway as error:
             LOG.info('files that nothing names any more are removed later: %s', error)
 
     def remove_retired_of(self, kind: FileKind, remove: Callable[[str, str], bool]) -> None:

@@ -155,6 +155,15 @@ def test_a_glance_that_is_at_work_on_a_trial_has_it_deleted_later(registrars, gl
     assert glance.images == set()
 
 
+def test_each_trial_that_is_to_be_deleted_is_one_of_a_row(registrars, glance, rows, caplog, now):
+    delete, glance.delete = glance.delete, lambda image_id: False
+    registrars.look()
+    assert len(glance.images) == 2
+    glance.delete = delete
+    Registrars([glance.directory], glance, rows(), clock=lambda: now[0]).look()
+    assert glance.images == set() and 'of no row' not in caplog.text
+
+
 def test_what_a_crash_left_of_a_trial_is_removed_and_nothing_else(registrars, glance, rows, caplog,
                                                                   now):
     class Killed(BaseException):

@@ -409,6 +409,19 @@ def test_what_was_made_in_vain_is_removed_when_the_database_answers(store, datab
     assert names(store) == [] and states(database) == {}
 
 
+def test_a_file_that_cannot_be_removed_keeps_no_other_one(store, database):
+    store.add(Manifest(IMAGE))
+    first, second = sorted(made(store, FileKind.BASE, '.img') for _file in range(2))
+    os.unlink(store.path(IMAGE, first))
+    os.mkdir(store.path(IMAGE, first))
+    for name in first, second:
+        store.files.abandon(IMAGE, name)
+    assert names(store) == [first] and states(database) == {first: 'retiring'}
+    os.rmdir(store.path(IMAGE, first))
+    store.remove_retired()
+    assert states(database) == {}
+
+
 def test_a_file_whose_row_s_answer_was_lost_is_not_made(store, database, lost):
     store.add(Manifest(IMAGE))
     lost()

@@ -362,8 +362,10 @@ class Exporters:
             hosts have exporters of their own for none before it asks.
         :raises StorageDaemonError: if a daemon refuses.
         """
-        if self._all(self.of_hosts(()) if certificates is None else certificates,
-                     lambda certificate: self._of(certificate).ensure(manifest, cache_path)):
+        is_read = self._all(self.of_hosts(()) if certificates is None else certificates,
+                            lambda certificate: self._of(certificate).ensure(manifest, cache_path))
+        # The row of an older state of the database may have what is not there any more.
+        if is_read or os.path.exists(manifest.made.base_path):
             self._served.record(manifest, cache_path)
 
     def ensure_stored(self, manifest: Manifest, certificate: str = COMMON) -> str:

@@ -275,17 +275,19 @@ def test_none_is_closed_while_a_base_is_served_that_the_database_does_not_have(k
     assert may_end == [False, True]
 
 
-def test_none_is_closed_while_a_base_is_read_that_was_got_again(known, monkeypatch):
+def test_none_is_closed_while_a_base_is_read_that_was_got_again(known, monkeypatch, tmp_path):
     """A host is connected, or the database is an older state: the row has another clone, or none.
     """
     may_end, recorded = [], []
     monkeypatch.setattr(known._clones, 'keep', lambda served, ends: may_end.append(ends))
     monkeypatch.setattr(known._served, 'record', lambda manifest, path: recorded.append(manifest))
-    for path in 'rbd:p/n/other', '/other', '':
+    (tmp_path / 'got').touch()
+    for path in 'rbd:p/n/other', '/other', str(tmp_path / 'got'), '':
         manifest = MANIFEST.making(base_path=path)
         known.keep_open([manifest])
         known.ensure(manifest, None, ['CN=host-0', 'CN=host-1'])
-    assert may_end == [False, False, True] and recorded == [MANIFEST]
+    assert may_end == [False, False, False, True]
+    assert [manifest.made.base_path for manifest in recorded] == [str(tmp_path / 'got'), '']
 
 
 def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(

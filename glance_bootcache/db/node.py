@@ -86,7 +86,9 @@ class StorageNode:
         self._throttle = LogThrottle(LOG)
         known = _read(path)
         self._uuid = known.node if known is not None else str(uuid.uuid4())
-        _check_alone(database, self._uuid, sleep)
+        # After a crash the file's beat is a little behind.
+        expected = known.beat + 2 * _WRITE_EVERY if known is not None else 0
+        _check_alone(database, self._uuid, expected, sleep)
         try:
             self._claimed = database.write(
                 lambda connection: _claim(connection, self._uuid, name, known))
@@ -207,14 +209,17 @@ def _read(path: str) -> NodeFile | None:
         return None
 
 
-def _check_alone(database: Database, own: str, sleep: Callable[[float], None]) -> None:
+def _check_alone(database: Database, own: str, expected: int,
+                 sleep: Callable[[float], None]) -> None:
     """Check that no other process beats there; one on this machine has the lock of its own.
 
+    :param expected: a beat of the node's own row that is beyond it may be that of a copy of it.
     :raises ConfigurationError: if one does.
     """
     def look(connection: sa.Connection) -> dict[str, int]:
         return {row.name: row.beat for row in connection.execute(sa.select(
-            StorageNodeRow.name, StorageNodeRow.beat).where(StorageNodeRow.uuid != own))}
+            StorageNodeRow.name, StorageNodeRow.beat).where(
+                (StorageNodeRow.uuid != own) | (StorageNodeRow.beat > expected)))}
 
     before = database.read(look)
     if not before:
@@ -225,7 +230,8 @@ def _check_alone(database: Database, own: str, sleep: Callable[[float], None]) -
         if beat != before.get(name):
             raise ConfigurationError(
                 f'[{db_conf.GROUP}]connection: another glance-bootcache works as {name} with'
-                f' {database}; give each its own, and its own [DEFAULT]host')
+                f' {database}; give each its own, and its own [DEFAULT]host, and remove node.json'
+                ' from a [bootcache]state_dir that was copied')
 
 
 def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | None) -> _Claimed:

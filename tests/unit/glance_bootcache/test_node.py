@@ -221,6 +221,22 @@ def test_another_process_that_works_with_the_database_refuses_the_start(database
     assert slept and first.beat()
 
 
+def test_a_copy_of_a_node_that_runs_refuses_the_start(database, path):
+    """As of a machine that was cloned with its state directory."""
+    one = StorageNode(database, path, 'one', no_sleep)
+    shutil.copy(path, f'{path}.copy')
+    for _beat in range(100):
+        one.beat()
+    with pytest.raises(ConfigurationError, match=r'node\.json from a .*copied'):
+        StorageNode(database, f'{path}.copy', 'one', lambda seconds: one.beat())
+    assert one.beat()
+    # A crash, or a state directory from a backup, is no copy.
+    assert StorageNode(database, f'{path}.copy', 'one', lambda seconds: None).id == one.id
+    for _beat in range(node._WRITE_EVERY):
+        one.beat()
+    assert not StorageNode(database, path, 'one', lambda seconds: None).is_restored
+
+
 def test_one_of_the_name_that_is_silent_was_this_node(database, path):
     first, slept = StorageNode(database, path, 'one', no_sleep), []
     # Its state directory was lost.

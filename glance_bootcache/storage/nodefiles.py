@@ -105,10 +105,11 @@ class NodeFiles:
         """Have what an earlier process was making be retiring; nothing may be in hand.
 
         :raises DatabaseAway: if the database does not answer.
-        :raises OSError: if what it was looking at of a clone, which has no row, cannot be removed.
         """
+        # What it was looking at of a clone has no row.
         for path in glob.glob(os.path.join(glob.escape(self._images), '*', f'{HEAD}*')):
-            os.unlink(path)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         if self.may_remove():
             self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
                 FileRow.node_id == self._node_id, FileRow.state == FileState.MAKING.value).values(
@@ -223,15 +224,16 @@ class NodeFiles:
                 FileRow.node_id == self._node_id, FileRow.kind == kind.value, *which)).all())}
 
     def unnamed(self) -> list[str]:
-        """Return the paths of files in images' directories that no row names.
+        """Return the paths of files in images' directories that no row names, as far as they can be
+        read.
 
         :raises DatabaseAway: if the database does not answer.
-        :raises OSError: if a directory cannot be read.
         """
         # First: what is being made has a row before it is there.
-        found = [(image_id, name) for image_id in self.images()
-                 for name in sorted(os.listdir(os.path.join(self._images, image_id)))
-                 if not name.startswith(HEAD)]
+        found = [(image_id, name) for image_id, name in (
+            path.split(os.sep)[-2:] for path in sorted(glob.glob(
+                os.path.join(glob.escape(self._images), '*', '*'), include_hidden=True)))
+            if uuidutils.is_uuid_like(image_id) and not name.startswith(HEAD)]
         known = {(row.image_id, row.name) for row in self._database.read(
             lambda connection: connection.execute(sa.select(FileRow.image_id, FileRow.name).where(
                 FileRow.node_id == self._node_id)).all())}

@@ -1,6 +1,7 @@
 """Images and files as rows: who is faster, what a crash leaves, and what no row names."""
 
 import dataclasses
+import glob
 import os
 import threading
 
@@ -479,17 +480,27 @@ def test_what_no_row_names_is_left_and_told(store, again):
 
 def test_what_is_made_while_that_is_told_is_of_a_row(store, again, monkeypatch):
     fill(store)
-    listdir = os.listdir
+    listing = glob.glob
 
-    def listed(path):
-        if path == store.directory(IMAGE):
-            made(store, FileKind.BASE, '.img')
-            # Of a clone that is looked at.
-            with open(store.path(IMAGE, f'{HEAD}abcdefgh'), 'w'):
-                pass
-        return listdir(path)
+    def listed(*arguments, **named):
+        made(store, FileKind.BASE, '.img')
+        # Of a clone that is looked at.
+        with open(store.path(IMAGE, f'{HEAD}abcdefgh'), 'w'):
+            pass
+        return listing(*arguments, **named)
 
-    monkeypatch.setattr(os, 'listdir', listed)
+    monkeypatch.setattr(glob, 'glob', listed)
+    assert again().files.unnamed() == []
+
+
+def test_a_directory_that_cannot_be_read_ends_no_start(store, again):
+    """As on a disk that is damaged there."""
+    fill(store)
+    # Neither can be listed, or unlinked.
+    with open(store.directory(OTHER), 'w'):
+        pass
+    os.mkdir(store.path(IMAGE, f'{HEAD}abcdefgh'))
+    again().retire_left()
     assert again().files.unnamed() == []
 
 

@@ -32,9 +32,9 @@ from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import models
 
-# oslo.db logs errors with their traceback; here who asks says what is wrong, and what to do.
-for _name in ('api', 'sqlalchemy.exc_filters'):
-    logging.getLogger(f'oslo_db.{_name}').setLevel(logging.CRITICAL)
+# They log errors with their traceback; here who asks says what is wrong, and what to do.
+for _name in ('oslo_db.api', 'oslo_db.sqlalchemy.exc_filters', 'sqlalchemy.pool'):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 T = TypeVar('T')
 Row = Mapping[str, Any]

@@ -11,6 +11,7 @@ import pytest
 from fakes_clock import Clock
 from fakes_database import locked
 from fakes_manager import until
+from sqlalchemy import event
 from sqlalchemy import exc as sa_exception
 
 from bootcache import exception, tier
@@ -260,3 +261,14 @@ def test_an_error_of_our_own_is_told_once_and_not_each_second(database, caplog):
     for _second in range(3):
         writer._try_to_write()
     assert caplog.text.count('Traceback') == 1
+
+
+def test_a_connection_that_breaks_when_it_was_used_is_not_told_of(database, caplog):
+    """As SQLAlchemy's pool does, with a traceback: nothing is lost, and the next one is another."""
+    def reset(_connection, _record, _state):
+        raise BrokenPipeError
+
+    event.listen(database._engine, 'reset', reset)
+    assert database.read(lambda _connection: 5) == 5
+    event.remove(database._engine, 'reset', reset)
+    assert caplog.records == [] and database.read(lambda _connection: 6) == 6

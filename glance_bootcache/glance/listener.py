@@ -57,7 +57,8 @@ class ImageEvents:
         """Take one notification."""
         entry, follow = self._events.get(event_type, self._others)
         image_id = payload.get(entry) if isinstance(payload, dict) else None
-        if not isinstance(image_id, str):
+        # Of an id in capital letters Glance's database may have another image in small ones.
+        if not isinstance(image_id, str) or image_id != image_id.lower():
             return messaging.NotificationResult.HANDLED
         try:
             follow(image_id)

@@ -79,6 +79,12 @@ def test_what_an_event_says_beyond_that_is_told(work):
     assert work.told == [('deleted', ONE), ('member removed', ONE)]
 
 
+def test_what_is_said_of_an_id_in_capital_letters_is_of_no_other_image(work):
+    assert work.info('image.delete', {'id': ONE.upper()}) is NotificationResult.HANDLED
+    assert work.info('image.delete', {'id': ONE}) is NotificationResult.HANDLED
+    assert work.told == [('deleted', ONE)]
+
+
 @pytest.mark.parametrize('event', ['image.delete', 'image.member.delete'])
 def test_one_that_cannot_be_written_waits_on_the_bus(work, monkeypatch, caplog, event):
     monkeypatch.setattr(listener, '_AGAIN_SECONDS', 0)

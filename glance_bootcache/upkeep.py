@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, tls
+from bootcache import certificates, naming, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Manifest
@@ -222,10 +222,14 @@ class ServiceUpkeep:
         :param manifests: all, read when the exporter was looked at, and serves what it served.
         :raises StorageDaemonError: if it does not come up.
         """
-        # The images of exports that an exporter had which was ended.
-        if self._exporter.start(lambda exports, certificate: serving.serve_again(
-                self._store.known, exports, functools.partial(
-                    self._tiers.serve, certificates=(certificate,)))):
+        def serve_again(exports: Collection[str], certificate: str) -> None:
+            # Of an exporter that was ended; also what the database does not have any more.
+            self._exporter.serve_as_before([each for each in exports if self._store.known(
+                naming.image_of(each)) is None], certificate)
+            serving.serve_again(self._store.known, exports, functools.partial(
+                self._tiers.serve, certificates=(certificate,)))
+
+        if self._exporter.start(serve_again):
             self._exporter.serve_as_before()
             serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(manifests())

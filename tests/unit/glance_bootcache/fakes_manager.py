@@ -140,7 +140,7 @@ class FakeExporter:
         """As Exporters.start: nothing was lost."""
         return False
 
-    def serve_as_before(self):
+    def serve_as_before(self, exports=None, certificate=''):
         """As Exporters.serve_as_before: nothing else was served."""
 
     def save_served(self):

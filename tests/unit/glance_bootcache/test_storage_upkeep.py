@@ -124,6 +124,17 @@ def test_a_base_that_came_while_all_were_served_again_is_kept_open(house, monkey
     assert kept == [OTHER, IMAGE]
 
 
+def test_an_exporter_that_was_ended_serves_again_what_the_database_does_not_have(
+        house, monkeypatch):
+    """As after certificates were renewed, beside an empty database."""
+    again = []
+    monkeypatch.setattr(house.exporter, 'start',
+                        lambda serve: serve([f'base-{IMAGE}-0'], 'CN=one'))
+    monkeypatch.setattr(house.exporter, 'serve_as_before', lambda *served: again.append(served))
+    house.upkeep._serve()
+    assert again == [([f'base-{IMAGE}-0'], 'CN=one')]
+
+
 def test_what_was_taken_back_while_exporters_were_asked_is_not_served(house, monkeypatch):
     house.images.put(IMAGE)
     house.changed(IMAGE)

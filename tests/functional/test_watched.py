@@ -97,8 +97,9 @@ def test_what_fails_behind_it_is_said_and_passes(watched, directory, rabbit_node
     until(lambda: health(watched) == WELL, 'health')
     assert json.loads(get(watched, '/healthcheck', Accept='application/json')[1])['reasons'] \
         == [f'{name}: it answers' for name in WELL[1]]
+    until(lambda: scrape(watched)['bootcache_images', 'served']
+          + scrape(watched)['bootcache_images', 'ready'] == 1, 'an image that is served')
     found = scrape(watched)
-    assert found['bootcache_images', 'served'] + found['bootcache_images', 'ready'] == 1
     for name in WELL[1]:
         assert found['bootcache_backend_up', name] == 1
     assert found['bootcache_rpc_seconds_count', 'get_image', 'answered'] >= 1

@@ -164,8 +164,15 @@ def conf(storage_conf, rabbit, monkeypatch):
 class Unheard:
     """Stands for what hosts need: what is told to it beside the others."""
 
+    def __init__(self, calls):
+        self._calls = calls
+
     def note(self, *_arguments):
         pass
+
+    def forget(self, name):
+        self._calls.put(('forget', (name,), {}))
+        return True
 
 
 @pytest.fixture
@@ -176,7 +183,7 @@ def manager(conf):
         Controller, ReportedBoots, Hosts, Operators, Warming)]
     manager.rejected, metrics = RejectedMessages(), ServiceMetrics()
     server = validation.get_server(get_transport(conf), 'storage',
-                                   Endpoints(*parts, Unheard(), manager.rejected,
+                                   Endpoints(*parts, Unheard(manager.calls), manager.rejected,
                                              Neighbour(manager, ExchangeOffers),
                                              Neighbour(manager, SnapshotJobs), metrics),
                                    manager.rejected, metrics)

@@ -426,7 +426,7 @@ def failed(record: Manifest, error: Exception, is_without_older: bool = False) -
     :param is_without_older: the step cost the image the cache image that it had.
     """
     if isinstance(error, exception.ImageRefused):
-        return record.making(cache_image=None, difference=None).wishing(
+        return record.making(working_set=None, cache_image=None, difference=None).wishing(
             requested=False).standing_at(Standing.SKIPPED, error.cause)
     cause = error.cause if isinstance(error, exception.ImageError) \
         else Cause(Reason.FAILED, str(error))

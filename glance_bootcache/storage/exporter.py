@@ -45,10 +45,10 @@ def of_base(manifest: Manifest) -> dict[str, str]:
     A base that is got again has other nodes: an export that a host is connected to stays on the
     file or clone of before.
     """
-    path = manifest.made.base_path
-    return {manifest.made.base_export: naming.node_name('b', path),
+    file = f'{manifest.image_id} {manifest.made.base_path}'
+    return {manifest.made.base_export: naming.node_name('b', file),
             naming.export_name(naming.EXPORT_STORED, manifest.image_id):
-                naming.node_name('s', path)}
+                naming.node_name('s', file)}
 
 
 def cache_export_name(manifest: Manifest) -> str:

@@ -20,7 +20,7 @@ from glance_bootcache.storage.exporters import MOST_LOOKS, Exporters
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 BASE = f'base-{IMAGE}'
-NODE = naming.node_name('b', '')
+NODE = naming.node_name('b', f'{IMAGE} ')
 NEEDED = {IMAGE: ()}
 HOSTS = 1000
 

@@ -461,6 +461,7 @@ def test_what_holds_of_every_failure(known, error, is_without_older):
         assert policy.is_put_off(record) and record.goal is known.goal
     if isinstance(error, exception.ImageRefused):
         assert record.standing is Standing.SKIPPED and not policy.gives_out(record)
+        assert record.made.working_set is None, 'as of each image that is skipped'
     else:
         assert record.made == known.made, 'nothing that was made is lost'
         if known.made.cache_image is not None:

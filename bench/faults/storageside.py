@@ -134,6 +134,10 @@ class _ProfileBoots(NovaProfileBoots):
         return any(path.read_text() == image_id
                    for path in Path(self._directory, 'host', 'instances').glob('*/image'))
 
+    def compute_hosts(self) -> set[str]:
+        """As NovaProfileBoots.compute_hosts: this Nova has none."""
+        return set()
+
     def remove_retired(self) -> None:
         pass
 
@@ -208,6 +212,7 @@ class StorageSide:
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
                 self._server('' if 'transport_url' in options else directory)):
             setattr(module, name, value)
+        os.makedirs(f'{directory}/storage/state', exist_ok=True)  # As its command does.
         self._service = service.StorageService(conf, lambda: None)
         self._service._start()
         self._store: ImageStore = self._endpoints._controller._store

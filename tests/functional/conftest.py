@@ -18,7 +18,7 @@ from pathlib import Path
 import apart
 import pytest
 from compute_host import Service
-from functional_tools import processes_of, qemu_img, until
+from functional_tools import processes_of, qemu_img
 from glance_rbd import CAPS, HOST_CAPS, MIB, SIZE, GlanceStore
 from oslo_config import cfg
 from storage_node import Node
@@ -78,9 +78,6 @@ def directory(monkeypatch):
     path = tempfile.mkdtemp(prefix='bc', dir='/tmp')
     monkeypatch.setattr(tempfile, 'tempdir', path)
     yield path
-    # One that has lost whom it spoke to, as that ended before, ends by itself.
-    with contextlib.suppress(AssertionError):
-        until(lambda: not processes_of(path), 'their end', 5)
     left = processes_of(path)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):

@@ -63,6 +63,8 @@ class Retiring:
         self._kept[image_id] = why
         if why:
             return
+        # Before the row goes: nobody would withdraw again what a start serves by an older file.
+        self._exporter.save_served()
 
         def is_retired(current: Manifest) -> bool:
             return current.standing is Standing.SKIPPED \

@@ -74,6 +74,7 @@ class Exporters:
         self._clients = Clients(path, ports)
         self._served = ServedExports(servedexports.path_beside(path))
         self._throttle = LogThrottle(LOG)
+        self._saving = threading.Lock()  # what is served is read and written by one at a time
         self._lock = threading.Lock()  # guards the dictionary
         self._own: dict[Client, Exporter] = {}
         # Certificates whose hosts have asked since their exporter was looked at; steps are atomic.
@@ -241,8 +242,9 @@ class Exporters:
         """Write ``exports.json``, if what is served has changed."""
         # One that has just ended serves again what it served.
         if self._has_own or self.common.runs:
-            self._served.write({each.certificate: set(each.served) if each.has_told else None
-                                for each in self._every()})
+            with self._saving:
+                self._served.write({each.certificate: set(each.served) if each.has_told else None
+                                    for each in self._every()})
 
     def start_as_before(self) -> None:
         """Have the daemons run, and serve what ``exports.json`` says; called again and again, as

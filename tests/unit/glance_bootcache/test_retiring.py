@@ -62,6 +62,21 @@ def test_nova_is_asked_less_and_less_often_what_keeps_a_base(house):
     assert house.store.manifests() == []
 
 
+def test_what_is_withdrawn_is_written_before_its_row_goes(house):
+    """A service that is killed in between serves by the file, and nobody withdraws it again."""
+    image, written = IMAGES[0], []
+    house.images.put(image)
+    house.changed(image)
+    house.settle()
+    assert image in house.exporter.serving
+    house.exporter.save_served = lambda: written.append(
+        (house.store.load(image) is not None, image in house.exporter.serving))
+    house.images.delete(image)
+    house.changed(image)
+    house.later(600)
+    assert house.store.load(image) is None and written[-1] == (True, False)
+
+
 def test_what_keeps_a_base_is_told(house):
     """So that an operator knows where to look."""
     image = IMAGES[0]

@@ -65,7 +65,9 @@ def run(command: Sequence[str], seconds: float, check: Callable[[], None],
     name = next(word for word in command if word.startswith('qemu-'))
     if shutil.which('setpriv') is not None:
         # A killed nova-compute must not leave it behind, writing into a file that nobody wants.
-        command = ['setpriv', '--pdeathsig', 'KILL', *command]
+        # One that was killed before its child has asked for that sends no signal any more.
+        command = ['setpriv', '--pdeathsig', 'KILL', 'sh', '-c',
+                   '[ "$PPID" = "$0" ] || exit 126; exec "$@"', str(os.getpid()), *command]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as told:
         told.write(script.encode())
         told.seek(0)

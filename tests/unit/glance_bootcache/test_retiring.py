@@ -71,8 +71,8 @@ def test_what_is_withdrawn_is_written_before_its_row_goes(house):
     assert image in house.exporter.serving
     house.exporter.save_served = lambda: written.append(
         (house.store.load(image) is not None, image in house.exporter.serving))
-    house.images.delete(image)
-    house.changed(image)
+    del house.images.images[image]
+    house.deleted(image)
     house.later(600)
     assert house.store.load(image) is None and written[-1] == (True, False)
 

@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,6 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import start
 from glance_bootcache.glance.images import Images
-from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.imagefacts import ImageFacts
@@ -49,8 +47,8 @@ from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MOST_RATIO = 2.0
 BOOT_SECONDS = 2.0
@@ -74,8 +72,11 @@ class _ProfileBoots(NovaProfileBoots):
     def has_servers(self, image_id: str, created_before: float | None = None) -> bool:
         return False
 
-    def remove_leftovers(self, tokens: Callable[[], Collection[str]], tries: int = 1) -> int:
-        return 0
+    def remove_retired(self) -> None:
+        pass
+
+    def tell_unnamed(self) -> None:
+        pass
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: ImageJob) -> ProfileReport:
@@ -110,7 +111,8 @@ class Stage:
                             'glance_store_dirs': str(self._glance), **options}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)
         os.makedirs(f'{directory}/state')
-        self._store = ImageStore(f'{directory}/state')
+        database = start.wait_for(conf)
+        self._store = storedimages.opened(conf, database)
         self.exporter = Exporters(conf, self._store.state_path('clients.json'))
         self.exporter.start()
         self.boots = _ProfileBoots()
@@ -119,7 +121,7 @@ class Stage:
         tiers.start([])
         self._running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
         retiring = Retiring(self._store, self.exporter, tiers, self.boots, ReportedNeeds(database),
-                            Hosts(self._store, tiers, Orders(database)))
+                            Orders(database))
         work = ImageWork(conf, self._store, glance, self.exporter, tiers, self.boots,
                          DiskRoom(self._store, self._running, self.exporter, tiers), retiring,
                          ServiceMetrics())

@@ -28,8 +28,6 @@ LOG = logging.getLogger(__name__)
 VERIFY_RULES = 1
 # libnbd and QEMU take up to 32 MiB a request; less keeps a build interruptible.
 _REQUEST_BYTES = 8 << 20
-# Of the directories in which private daemons work.
-_SCRATCH, _DAEMON = 'bootcache-build-', 'build'
 # Zero areas that are marked at most; further ones are asked from the base.
 _MAX_ZERO_AREAS = 100_000
 
@@ -106,9 +104,8 @@ def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, clu
             ' raise bootcache_quota, or opt the image out with bootcache_mode=off')
     partial = f'{target}.partial'
     try:
-        with scratch.directory(_SCRATCH) as directory:
-            sha256 = _make(base, kept, partial, directory, quota, cluster_bytes, backing_uri,
-                           backing_format, compression)
+        sha256 = _make(base, kept, partial, quota, cluster_bytes, backing_uri, backing_format,
+                       compression)
         os.chmod(partial, 0o644)
         steps.reached('build: filled')
         savefile.commit(partial, target)
@@ -119,31 +116,21 @@ def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, clu
                       base.virtual_bytes, cluster_bytes, tuple(kept))
 
 
-def end_left_over() -> None:
-    """End what builds left whose process was killed: a directory and a private daemon each."""
-    scratch.end_left_over(_SCRATCH, _DAEMON)
-
-
-def _make(base: Base, extents: Sequence[Extent], partial: str, directory: str, quota: int,
-          cluster_bytes: int, backing_uri: str | None, backing_format: str,
-          compression: Compression) -> str:
+def _make(base: Base, extents: Sequence[Extent], partial: str, quota: int, cluster_bytes: int,
+          backing_uri: str | None, backing_format: str, compression: Compression) -> str:
     """Make the file, look at all of it, and return its sha256."""
-    daemon = scratch.daemon(directory, _DAEMON)
-    try:
-        if compression is Compression.NONE:
-            qemuimg.create_standalone(partial, base.virtual_bytes, cluster_bytes)
-        else:
-            # The filter that compresses takes nothing but whole clusters, also at the end.
-            qemuimg.create_standalone(partial, _whole(base.virtual_bytes, cluster_bytes),
-                                      cluster_bytes, compression=compression.value)
-        daemon.ensure_running()
+    if compression is Compression.NONE:
+        qemuimg.create_standalone(partial, base.virtual_bytes, cluster_bytes)
+    else:
+        # The filter that compresses takes nothing but whole clusters, also at the end.
+        qemuimg.create_standalone(partial, _whole(base.virtual_bytes, cluster_bytes),
+                                  cluster_bytes, compression=compression.value)
+    with scratch.daemon() as daemon:
         _fill(daemon, base, partial, extents, cluster_bytes, compression)
         if compression is not Compression.NONE and base.virtual_bytes % cluster_bytes:
             qemuimg.shrink(partial, base.virtual_bytes)
         steps.reached('build: read')
-        _compare(daemon, base, partial, extents, os.path.join(directory, 'nbd'))
-    finally:
-        daemon.stop()
+        _compare(daemon, partial, extents)
     if backing_uri is not None:
         qemuimg.set_backing_pointer(partial, backing_uri, backing_format)
     pad(partial)
@@ -158,18 +145,29 @@ def _whole(size: int, cluster_bytes: int) -> int:
     return -(-size // cluster_bytes) * cluster_bytes
 
 
-def connect(socket_path: str, export: str, status: bool = False) -> Any:
+def _connect(daemon: StorageDaemon, export: str, status: bool = False) -> Any:
     """Return libnbd's handle of an export of a private daemon.
 
     :param status: whether it is asked for the status of blocks.
     """
     import nbd  # Debian's python3-libnbd; only who builds needs it
+    assert isinstance(daemon.listener, UnixListener)
     handle = nbd.NBD()
     handle.set_export_name(export)
     if status:
         handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
-    handle.connect_unix(socket_path)
+    handle.connect_unix(daemon.listener.path)
     return handle
+
+
+def opened(daemon: StorageDaemon, name: str, path: str) -> Any:
+    """Return libnbd's handle of a qcow2 alone, read-only, which a private daemon opens.
+
+    :param name: of its node and its export.
+    """
+    daemon.add_nodes(*Base(path, 'qcow2', 0).nodes(name))
+    daemon.add_export(name, name)
+    return _connect(daemon, name)
 
 
 def _zero_status(handle: Any, extents: Sequence[Extent], reach: int,
@@ -200,7 +198,6 @@ def _zero_status(handle: Any, extents: Sequence[Extent], reach: int,
 
 def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent],
           cluster_bytes: int, compression: Compression) -> None:
-    assert isinstance(daemon.listener, UnixListener)
     # A CACHE request copies by itself what it reads. Below a copy-on-read filter the same is
     # written twice, which QEMU refuses for a cluster that is compressed. The other filter has all
     # that is written through it compressed, and wants whole clusters.
@@ -218,8 +215,8 @@ def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent
     # Writable, as a CACHE request to a read-only export aborts QEMU 7.2's daemon. Nothing writes.
     daemon.add_export('fill', 'fill', writable=True)
     daemon.add_export('base', 'base')
-    handle = connect(daemon.listener.path, 'fill')
-    original = connect(daemon.listener.path, 'base', status=True)
+    handle = _connect(daemon, 'fill')
+    original = _connect(daemon, 'base', status=True)
     try:
         for offset, length in workingset.pieces(extents, most):
             handle.cache(_whole(length, unit), offset)
@@ -235,14 +232,9 @@ def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent
     daemon.remove_nodes('fill', 'cache', 'cachef')
 
 
-def _compare(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent],
-             socket_path: str) -> None:
+def _compare(daemon: StorageDaemon, path: str, extents: Sequence[Extent]) -> None:
     """Read every extent from the cache image alone and from the base; they must be equal."""
-    daemon.add_nodes({'driver': 'file', 'node-name': 'donef', 'filename': path, 'read-only': True},
-                     {'driver': 'qcow2', 'node-name': 'done', 'file': 'donef', 'backing': None,
-                      'read-only': True})
-    daemon.add_export('done', 'done')
-    built, original = connect(socket_path, 'done'), connect(socket_path, 'base')
+    built, original = opened(daemon, 'done', path), _connect(daemon, 'base')
     try:
         for offset, length in workingset.pieces(extents, _REQUEST_BYTES):
             if built.pread(length, offset) != original.pread(length, offset):
@@ -251,8 +243,6 @@ def _compare(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Ext
     finally:
         built.shutdown()
         original.shutdown()
-    daemon.remove_export('done', disconnect=True)
-    daemon.remove_export('base', disconnect=True)
 
 
 def pad(path: str) -> None:

@@ -70,11 +70,10 @@ def _cure(says: str, endpoint: tls.Endpoint) -> str:
 
 
 def _check_host(directory: str, host: str) -> None:
-    path = os.path.join(directory, f'{tls.Endpoint.SERVER.value}-cert.pem')
+    path = tls.certificate_path(directory, tls.Endpoint.SERVER)
     try:
         reason = tls.mismatch(directory, host)
-        with open(path, 'rb') as stream:
-            serves = tls.is_server(x509.load_pem_x509_certificate(stream.read()))
+        serves = tls.is_server(tls.read(path))
     except (OSError, ValueError) as error:
         # QEMU has taken it.
         LOG.warning('[bootcache]%s=%s: whether %s is for %s, which hosts connect to, is not known:'
@@ -96,10 +95,9 @@ def distinguished_name(directory: str) -> str:
     :raises ConfigurationError: if it cannot be read, or has parts of which it is not known how QEMU
         writes them.
     """
-    path = os.path.join(directory, f'{tls.Endpoint.CLIENT.value}-cert.pem')
+    path = tls.certificate_path(directory, tls.Endpoint.CLIENT)
     try:
-        with open(path, 'rb') as stream:
-            subject = x509.load_pem_x509_certificate(stream.read()).subject
+        subject = tls.read(path).subject
     except (OSError, ValueError) as error:
         raise exception.ConfigurationError(
             f'[bootcache]{tls.OPTION}={directory}: {path} cannot be read ({error})') from error
@@ -144,16 +142,11 @@ class Expiry:
 
     def look(self) -> None:
         """Look at all of them."""
-        if self._directory is None:
-            return
         now = self._clock()
-        for name in self._files:
-            path = os.path.join(self._directory, name)
-            end = _end(path)
-            if end is None or end - now > WARN_SECONDS:
-                continue
-            if self._throttle.is_new(name, 'expired' if end <= now else 'ends'):
-                self._tell(path, end, now)
+        for name, end in self.ends().items():
+            if end - now <= WARN_SECONDS \
+                    and self._throttle.is_new(name, 'expired' if end <= now else 'ends'):
+                self._tell(name, end, now)
 
     def ends(self) -> dict[str, float]:
         """Return when those that can be read end, or have ended, by file name.
@@ -172,7 +165,8 @@ class Expiry:
         """
         return min(self.ends().values(), default=None)
 
-    def _tell(self, path: str, end: float, now: float) -> None:
+    def _tell(self, name: str, end: float, now: float) -> None:
+        path = os.path.join(self._directory or '', name)
         when = datetime.datetime.fromtimestamp(end, datetime.UTC).strftime('%Y-%m-%d %H:%M UTC')
         if end <= now:
             LOG.error('[bootcache]%s=%s: %s has expired, on %s: connections that are there go on,'

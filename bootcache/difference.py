@@ -29,6 +29,7 @@ from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
 from bootcache.clusterplaces import ClusterPlaces
 from bootcache.expansion import Layout
+from bootcache.manifest import CacheDifference
 from bootcache.storagedaemon import StorageDaemon
 from bootcache.util import threads
 from bootcache.workingset import Extent
@@ -37,45 +38,6 @@ VERSION = 1
 # A layout's text; one of a million areas has less.
 _MOST_LAYOUT_BYTES = 64 << 20
 _Areas = tuple[tuple[int, int], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class CacheDifference:
-    """A difference, as its entry and RPC messages carry it.
-
-    :ivar parent: id of the image whose cache image it is to be put together with.
-    :ivar parent_hash: of that image's content, ``algorithm:hexadecimal``.
-    :ivar bytes: the file's size.
-    :ivar sha256: of the file.
-    :ivar layout_at: where in it the layout begins.
-    :ivar data_bytes: of the blocks that differ.
-    :ivar content: sha256 of what is made of it, see :func:`digest`.
-    """
-
-    parent: str
-    parent_hash: str
-    bytes: int
-    sha256: str
-    layout_at: int
-    data_bytes: int
-    content: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, said: Any) -> 'CacheDifference':
-        """Read it back; entries that a later version has beside these are not looked at.
-
-        :raises ValueError: if it is none; KeyError and TypeError likewise.
-        """
-        told = {field.name: said[field.name] for field in dataclasses.fields(cls)}
-        for field in dataclasses.fields(cls):
-            is_right = type(told[field.name]) is field.type
-            if not is_right or (field.type is int and told[field.name] < 0):
-                raise ValueError(f'{field.name} is wrong')
-        return cls(**told)
 
 
 def packed(layout: Layout) -> bytes:
@@ -206,8 +168,6 @@ def verify(target: str, layout: Layout, content: str) -> None:
                                        ' storage node')
 
 
-# As cache images' builds; ``cacheimage.end_left_over`` ends what is left over.
-_SCRATCH, _DAEMON = 'bootcache-build-', 'build'
 _READ_BYTES = 2 << 20
 # As guests write. A cluster of a cache image is larger, and most of it may be as it was.
 BLOCK_BYTES = 4096
@@ -269,47 +229,39 @@ def _compared(child: str, parent: str, layout: Layout, check: Callable[[], None]
     """Return what differs, in the layout's order, and the digest of all; None if that is much."""
     most = min(_WORTH * workingset.total_bytes(layout.data), _MOST_DIFFERING)
     within = expansion.present(qemuimg.allocation_map(parent))
-    with scratch.directory(_SCRATCH) as directory:
-        daemon = scratch.daemon(directory, _DAEMON)
-        try:
-            daemon.ensure_running()
-            new, old = (_opened(daemon, name, path, f'{directory}/nbd')
-                        for name, path in (('child', child), ('parent', parent)))
-            size, differing, much = old.get_size(), list[Extent](), 0
-            for offset, length in workingset.pieces(layout.data, _READ_BYTES):
-                check()
-                wanted = new.pread(length, offset)
-                had = old.pread(min(length, size - offset), offset) if offset < size else b''
-                if wanted == had and covers(within, offset, offset + length):
-                    continue
-                found = [
-                    Extent(offset + at, end - at) for at, end in _blocks(length)
-                    if wanted[at:end] != had[at:end]
-                    or not covers(within, offset + at, offset + end)]
-                differing += found
-                much += workingset.total_bytes(found)
-                if much > most:
-                    return None
+    with scratch.daemon() as daemon:
+        new, old = (_opened(daemon, name, path)
+                    for name, path in (('child', child), ('parent', parent)))
+        size, differing, much = old.get_size(), list[Extent](), 0
+        for offset, length in workingset.pieces(layout.data, _READ_BYTES):
+            check()
+            wanted = new.pread(length, offset)
+            had = old.pread(min(length, size - offset), offset) if offset < size else b''
+            if wanted == had and covers(within, offset, offset + length):
+                continue
+            found = [
+                Extent(offset + at, end - at) for at, end in _blocks(length)
+                if wanted[at:end] != had[at:end]
+                or not covers(within, offset + at, offset + end)]
+            differing += found
+            much += workingset.total_bytes(found)
+            if much > most:
+                return None
 
-            def read(offset: int, length: int) -> bytes:
-                check()
-                data: bytes = new.pread(length, offset)
-                return data
+        def read(offset: int, length: int) -> bytes:
+            check()
+            data: bytes = new.pread(length, offset)
+            return data
 
-            return differing, digest(layout, read, _READ_BYTES)
-        finally:
-            daemon.stop()
+        return differing, digest(layout, read, _READ_BYTES)
 
 
 def _blocks(length: int) -> list[tuple[int, int]]:
     return [(at, min(at + BLOCK_BYTES, length)) for at in range(0, length, BLOCK_BYTES)]
 
 
-def _opened(daemon: StorageDaemon, name: str, path: str, socket_path: str) -> Any:
-    # The file alone, read-only, of a format that is not probed.
-    daemon.add_nodes(*Base(path, 'qcow2', 0).nodes(name))
-    daemon.add_export(name, name)
+def _opened(daemon: StorageDaemon, name: str, path: str) -> Any:
     try:
-        return cacheimage.connect(socket_path, name)
+        return cacheimage.opened(daemon, name, path)
     except Exception as error:
         raise exception.BootcacheError(f'{path} cannot be read: {error}') from error

@@ -66,15 +66,6 @@ class BootProgress:
     stood: bool = False
 
 
-def was_quiet(progress: BootProgress, limits: BootLimits) -> bool:
-    """Tell whether a boot that a marker ended had become quiet by then.
-
-    If not, nobody knows which of the reads after the marker were the boot's, and which are what a
-    tenant does with a server that is up.
-    """
-    return progress.idle_seconds >= min(_QUIET_SECONDS, limits.linger)
-
-
 def ended_by(progress: BootProgress, limits: BootLimits) -> str | None:
     """Return what ends the boot now (marker, quota, silence or timeout), or None."""
     if progress.marker_age is not None and progress.recorded_bytes and (
@@ -174,8 +165,11 @@ class ServerJudge:
         return SHUTDOWN if ended == TIMEOUT and progress.stood else ended
 
     def counts_until_marker(self, progress: BootProgress) -> bool:
-        """Tell whether what was read after the marker may be what a tenant does with a server."""
-        return not was_quiet(progress, self.limits)
+        """Tell whether what was read after the marker may be what a tenant does with a server.
+
+        Of a boot that had not become quiet nobody knows which of its reads these are.
+        """
+        return progress.idle_seconds < min(_QUIET_SECONDS, self.limits.linger)
 
 
 class ProfileJudge:

@@ -114,12 +114,11 @@ class _Growing:
 class ErrorLog:
     """A daemon's log, looked at now and then, and kept from filling its file system.
 
-    :param path: of the log; need not exist.
-    :param names: of the file of names; likewise.
+    :param path: of the log; need not exist, nor the file of names that belongs to it.
     """
 
-    def __init__(self, path: str, names: str):
-        self._log, self._names = _Growing(path), _Growing(names)
+    def __init__(self, path: str):
+        self._log, self._names = _Growing(path), _Growing(apart(path))
         # What was logged since a time, in monotonic seconds.
         self._recent = self._asked = b''
         self._since = 0.0

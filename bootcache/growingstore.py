@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, recorder, workingset
-from bootcache.exception import StorageDaemonError
 from bootcache.locks import leaf
 from bootcache.recorder import Sample
 from bootcache.storagedaemon import StorageDaemon
@@ -30,6 +29,8 @@ LOG = logging.getLogger(__name__)
 # Kinds of nodes, from above.
 FILTER, STORE, THROTTLE, STORE_FILE = 'f', 's', 't', 'u'
 KINDS = FILTER, STORE, THROTTLE, STORE_FILE
+# Of a store's throttle, before its name: writes to the store are slowed down by this group.
+_GROUP = 'throttle-'
 # All tables of a store stay in memory: thousands of clusters, all over the base.
 _TABLES_OF_SMALL, _TABLES = 32 << 20, 8 << 20
 _SMALL_CLUSTER = 4096
@@ -47,33 +48,15 @@ class Mark:
     samples: int
 
 
-def throttle_group(name: str) -> str:
-    """Return the id of the group by which writes to a store are slowed down.
+def remove_throttle(daemon: StorageDaemon, node: str) -> None:
+    """Remove the group by which writes to a store are slowed down, if it is there.
 
-    :param name: of the store.
+    :param node: name of the store's throttle, or the beginning of it.
     """
-    return f'throttle-{naming.node_name(THROTTLE, name)}'
-
-
-def remove_throttle(daemon: StorageDaemon, name: str) -> None:
-    """Remove a store's group, if it is there.
-
-    :param name: of the store.
-    """
-    with contextlib.suppress(StorageDaemonError), daemon.session() as session:
-        session.execute('object-del', id=throttle_group(name))
-
-
-def remove_throttles(daemon: StorageDaemon, digest: str) -> None:
-    """Remove the groups of stores whose nodes' names have a digest.
-
-    :param digest: the beginning of it, as of the name of a node.
-    :raises StorageDaemonError: if the daemon does not answer.
-    """
-    with daemon.session() as session:
-        for entry in session.execute('qom-list', path='/objects'):
-            if entry['name'].startswith(f'throttle-{THROTTLE}-{digest}'):
-                session.execute('object-del', id=entry['name'])
+    with contextlib.suppress(exception.StorageDaemonError), daemon.session() as session:
+        for group in daemon.objects():
+            if group.startswith(f'{_GROUP}{node}'):
+                session.execute('object-del', id=group)
 
 
 class GrowingStore:
@@ -101,6 +84,7 @@ class GrowingStore:
         self._virtual_bytes = virtual_bytes
         self._granularity = granularity
         self._check = check
+        self._group = _GROUP + self.node(THROTTLE)
         self._opened_bytes = 0
         self._samples: list[Sample] = []
 
@@ -130,11 +114,11 @@ class GrowingStore:
         limits = {'bps-write': write_rate} if write_rate else {}
         with self._daemon.session() as session:
             session.execute('object-add', **{'qom-type': 'throttle-group',
-                                             'id': throttle_group(self.name), 'limits': limits})
+                                             'id': self._group, 'limits': limits})
         self._daemon.add_nodes(
             {'driver': 'file', 'node-name': self.node(STORE_FILE), 'filename': self.path},
             {'driver': 'throttle', 'node-name': self.node(THROTTLE),
-             'throttle-group': throttle_group(self.name), 'file': self.node(STORE_FILE)},
+             'throttle-group': self._group, 'file': self.node(STORE_FILE)},
             self._store_node(),
             {'driver': 'copy-on-read', 'node-name': self.node(FILTER), 'file': self.node(STORE)})
         self._opened_bytes = self.size()
@@ -145,7 +129,7 @@ class GrowingStore:
         :raises StorageDaemonError: if the daemon refuses.
         """
         with self._daemon.session() as session:
-            session.execute('qom-set', path=f'/objects/{throttle_group(self.name)}',
+            session.execute('qom-set', path=f'/objects/{self._group}',
                             property='limits', value={'bps-write': write_rate})
 
     def size(self) -> int:
@@ -211,7 +195,7 @@ class GrowingStore:
         try:
             present = self._daemon.nodes()
             self._daemon.remove_nodes(*(name for name in map(self.node, KINDS) if name in present))
-            remove_throttle(self._daemon, self.name)
+            remove_throttle(self._daemon, self.node(THROTTLE))
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)

@@ -1,21 +1,17 @@
-"""What the storage service knows of an image, as a file: the commit point of its directory.
+"""What the storage service knows of an image. It is one row of the database: see ImageStore.
 
-The directory's other files have names that are never used twice, so renaming a new manifest into
-place changes everything at once; files that no manifest names are left-overs of a crash. The format
-is described in doc/source/formats.rst. It has two parts: what people wish, and what jobs made. Who
-writes the one leaves the other as it is.
+It has two parts: what people wish, and what jobs made. Who writes the one leaves the other as it
+is.
 """
 
 import dataclasses
 import enum
-import json
 from typing import Any
 
-from bootcache import cachelayout, exception, savefile
+from bootcache import cachelayout
 from bootcache.cachelayout import Compression
 from bootcache.reasons import NO_CAUSE, Cause, Reason
-
-VERSION = 4
+from bootcache.rpc.fields import ImageId, Name, Size
 
 
 class ImageState(enum.StrEnum):
@@ -31,7 +27,7 @@ class ImageState(enum.StrEnum):
 
 
 class Standing(enum.Enum):
-    """How far an image is, as its manifest says: the rest of its state is derived."""
+    """How far an image is, as its row says: the rest of its state is derived."""
 
     WANTED = 'wanted'     # something is to be done; after a restart of the service it begins again
     DONE = 'done'         # nothing is
@@ -65,19 +61,9 @@ class Availability(enum.StrEnum):
 IN_HAND = frozenset({ImageState.PENDING, ImageState.RECORDING, ImageState.BUILDING})
 
 
-def _from_dict(cls: Any, document: Any) -> Any:
-    names = {field.name for field in dataclasses.fields(cls)}
-    if not isinstance(document, dict) or set(document) - names:
-        raise exception.InvalidManifest(f'{cls.__name__}: unknown or missing entries')
-    try:
-        return cls(**document)
-    except TypeError as error:
-        raise exception.InvalidManifest(f'{cls.__name__}: {error}') from error
-
-
 @dataclasses.dataclass(frozen=True)
 class CacheInfo:
-    """A cache image, as manifests and RPC messages carry it.
+    """A cache image, as RPC messages carry it.
 
     :ivar file: its name within the image's directory, which tells how its clusters are stored.
     :ivar bytes: the file's size.
@@ -116,25 +102,34 @@ class CacheInfo:
             and (self.data_bytes, self.extents, self.virtual_bytes, self.cluster_bytes) \
             == (other.data_bytes, other.extents, other.virtual_bytes, other.cluster_bytes)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return dataclasses.asdict(self)
 
-    @classmethod
-    def from_dict(cls, document: Any) -> 'CacheInfo':
-        """Read it back.
+@dataclasses.dataclass(frozen=True)
+class CacheDifference:
+    """What a snapshot's cache image has that its parent's has not, as RPC messages carry it.
 
-        :raises InvalidManifest: if entries are missing or unknown.
-        """
-        info: CacheInfo = _from_dict(cls, document)
-        return info
+    :ivar parent: id of the image whose cache image it is to be put together with.
+    :ivar parent_hash: of that image's content, ``algorithm:hexadecimal``.
+    :ivar bytes: the file's size.
+    :ivar sha256: of the file.
+    :ivar layout_at: where in it the layout begins.
+    :ivar data_bytes: of the blocks that differ.
+    :ivar content: sha256 of the cache image that is made of it: bootcache/difference.py.
+    """
+
+    parent: ImageId
+    parent_hash: Name
+    bytes: Size
+    sha256: Name
+    layout_at: Size
+    data_bytes: Size
+    content: Name
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkingSetInfo:
-    """A working set's place and size.
+    """What an image's row says of its working set.
 
-    :ivar file: its name within the image's directory.
+    :ivar sha256: of its text, by which it is found.
     :ivar bytes: sum of its extents' lengths.
     :ivar extents: how many extents.
     :ivar granularity: bytes to which the recorder rounded.
@@ -147,7 +142,7 @@ class WorkingSetInfo:
     :ivar version: 1, and one more with each refinement by a later boot.
     """
 
-    file: str
+    sha256: str
     bytes: int
     extents: int
     granularity: int
@@ -204,8 +199,8 @@ class Made:
     :ivar virtual_bytes: size of the base.
     :ivar working_set: of this content; None if there is none.
     :ivar cache_image: of this content; None if there is none.
-    :ivar built_from: file of the working set that the cache image was built from; empty if there is
-        none.
+    :ivar built_from: sha256 of the working set that the cache image was built from; empty if there
+        is none.
     :ivar look_rules: version of the rules by which the base was looked at, and accepted.
     :ivar signed_as: which signature Glance had for the content, where that is verified; empty if
         none: :func:`bootcache.signatures.digest`.
@@ -213,6 +208,7 @@ class Made:
         :func:`bootcache.signatures.fingerprint`.
     :ivar base_file: what the file was that has ``base_hash``: inode, time of its last change in
         nanoseconds, size in bytes; None of a base in Ceph.
+    :ivar difference: of a snapshot's cache image from its parent's; None if there is none.
     """
 
     base_path: str = ''
@@ -228,12 +224,13 @@ class Made:
     signed_as: str = ''
     signature: str = ''
     base_file: tuple[int, int, int] | None = None
+    difference: CacheDifference | None = None
 
     @property
     def is_behind(self) -> bool:
         """Whether the cache image was built from another working set than there is."""
         return self.working_set is not None and self.cache_image is not None \
-            and self.built_from != self.working_set.file
+            and self.built_from != self.working_set.sha256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,74 +300,10 @@ class Manifest:
         """Return it with other things made."""
         return dataclasses.replace(self, made=dataclasses.replace(self.made, **changes))
 
-    def making_all(self, made: Made) -> 'Manifest':
-        """Return it with all that a job made."""
-        return dataclasses.replace(self, made=made)
-
     def standing_at(self, standing: Standing, cause: Cause = NO_CAUSE,
                     goal: Goal = Goal.NONE) -> 'Manifest':
         """Return it with another standing."""
         return dataclasses.replace(self, standing=standing, cause=cause, goal=goal)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document as it is stored."""
-        return {'version': VERSION, **dataclasses.asdict(self), 'standing': self.standing.value}
-
-    @classmethod
-    def from_json(cls, document: Any) -> 'Manifest':
-        """Read a document.
-
-        :raises InvalidManifest: if it is damaged or of another version.
-        """
-        if isinstance(document, dict) and document.get('version') == VERSION:
-            return cls._read({key: value for key, value in document.items() if key != 'version'})
-        raise exception.InvalidManifest(f'not a manifest of version {VERSION}')
-
-    @classmethod
-    def _read(cls, entries: dict[str, Any]) -> 'Manifest':
-        manifest: Manifest = _from_dict(cls, entries)
-        made: Made = _from_dict(Made, manifest.made)
-        if made.base_file is not None:
-            try:
-                inode, changed_at, size = made.base_file
-            except (TypeError, ValueError) as error:
-                raise exception.InvalidManifest(f'base_file: {error}') from error
-            made = dataclasses.replace(made, base_file=(inode, changed_at, size))
-        try:
-            standing, goal = Standing(manifest.standing), Goal(manifest.goal)
-            cause: Cause = _from_dict(Cause, manifest.cause)
-            cause = dataclasses.replace(cause, reason=Reason(cause.reason))
-            wished: Wished = _from_dict(Wished, manifest.wished)
-            wished = dataclasses.replace(wished, availability=Availability(wished.availability))
-        except ValueError as error:
-            raise exception.InvalidManifest(str(error)) from error
-        made = dataclasses.replace(
-            made, working_set=_from_dict(WorkingSetInfo, made.working_set)
-            if made.working_set is not None else None,
-            cache_image=CacheInfo.from_dict(made.cache_image)
-            if made.cache_image is not None else None)
-        return dataclasses.replace(
-            manifest, standing=standing, goal=goal, cause=cause, wished=wished, made=made)
-
-    @classmethod
-    def load(cls, path: str) -> 'Manifest':
-        """Read a manifest file.
-
-        :raises InvalidManifest: if it is damaged or of another version.
-        :raises OSError: if it cannot be read.
-        """
-        try:
-            with open(path) as stream:
-                return cls.from_json(json.load(stream))
-        except ValueError as error:
-            raise exception.InvalidManifest(f'{path}: {error}') from error
-
-    def save(self, path: str) -> None:
-        """Replace the manifest file atomically.
-
-        :raises OSError: if it cannot be written.
-        """
-        savefile.write_json(path, self.to_json())
 
 
 _STATES = {Standing.WANTED: ImageState.PENDING, Standing.FAILED: ImageState.FAILED,

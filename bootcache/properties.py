@@ -164,10 +164,11 @@ def _needs_two_lines(marker: str) -> bool:
 def compile_marker(marker: str) -> Any:
     """Compile a boot marker.
 
-    :raises ValueError: if it is empty, too long or no regular expression.
+    :raises ValueError: if it is empty, too long, has a NUL or is no regular expression.
     """
-    if not marker or len(marker) > MAX_MARKER_LENGTH:
-        raise ValueError(f'a marker has 1 to {MAX_MARKER_LENGTH} characters')
+    if not marker or len(marker) > MAX_MARKER_LENGTH or '\0' in marker:
+        # PostgreSQL keeps no NUL.
+        raise ValueError(f'a marker has 1 to {MAX_MARKER_LENGTH} characters, and none is NUL')
     if _VERBOSE.search(marker):
         raise ValueError(f'{marker!r} asks for the verbose syntax, which is not served')
     if _needs_two_lines(marker):

@@ -5,12 +5,9 @@ import functools
 import json
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from oslo_concurrency import processutils
 
 from bootcache import confined, exception, limited, tls, watched
 from bootcache.limited import Limits
@@ -31,32 +28,18 @@ _SILENCE_SECONDS = 3
 
 
 def _run(*arguments: str, limits: Limits | None = None, confined_to: str = '',
-         timeout: int = 600, check_exit_code: tuple[int, ...] = (0,)) -> str:
-    started: list[Any] = []
+         timeout: int = 600) -> str:
     command = ['env', 'LC_ALL=C', 'qemu-img', *arguments]
     if limits is not None:
         command = limited.command(limits, *command)
     if confined_to:
         command = confined.command(confined_to, *command)
-    try:
-        out: str
-        out, _err = processutils.execute(
-            *command, timeout=timeout, check_exit_code=list(check_exit_code),
-            on_execute=started.append)
-    except subprocess.TimeoutExpired as error:
-        for process in started:
-            process.kill()
-            process.wait()
-        raise exception.Interrupted(
-            f'qemu-img {arguments[0]} was not done after {timeout} s') from error
-    except processutils.ProcessExecutionError as error:
-        detail = (error.stderr or error.stdout or '').strip().replace(
-            confined.IMAGE, confined_to or confined.IMAGE)
-        raise (exception.Interrupted if limited.was_interrupted(error.exit_code)
-               else exception.BootcacheError)(
-            f'qemu-img {arguments[0]} failed (exit {error.exit_code}): {detail}') from error
-    except OSError as error:
-        raise exception.Interrupted(f'qemu-img cannot be run: {error}') from error
+    what = f'qemu-img {arguments[0]}'
+    code, out, said = watched.output(what, command, timeout)
+    if code:
+        detail = (said or out).strip().replace(confined.IMAGE, confined_to or confined.IMAGE)
+        raise (exception.Interrupted if limited.was_interrupted(code)
+               else exception.BootcacheError)(f'{what} failed (exit {code}): {detail}')
     return out
 
 

@@ -35,21 +35,16 @@ def extents_from_map(entries: Sequence[dict[str, Any]], samples: Sequence[Sample
     start = samples[0].file_bytes if samples else 0
     grown = next((sample.seconds for sample in samples if sample.file_bytes > start), 0.0)
     sizes = [sample.file_bytes for sample in samples]
-
-    def seconds_of(file_offset: int) -> float | None:
-        index = bisect.bisect_right(sizes, file_offset)
-        if index == len(sizes):
-            return None
-        return round(max(0.0, samples[index].seconds - grown), 3)
-
     extents: list[Extent] = []
     for entry in placed:
         # One entry may have grown over several samples: split it where the file grew.
         position, file_offset, left = entry['start'], entry['offset'], entry['length']
         while left:
-            index = bisect.bisect_right(sizes, file_offset)
-            length = left if index == len(sizes) else min(left, sizes[index] - file_offset)
-            extents.append(Extent(position, length, seconds_of(file_offset)))
+            index, length, seconds = bisect.bisect_right(sizes, file_offset), left, None
+            if index < len(sizes):
+                length = min(left, sizes[index] - file_offset)
+                seconds = round(max(0.0, samples[index].seconds - grown), 3)
+            extents.append(Extent(position, length, seconds))
             position, file_offset, left = position + length, file_offset + length, left - length
     extents.extend(Extent(entry['start'], entry['length']) for entry in zeros)
     return extents

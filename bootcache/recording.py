@@ -11,10 +11,8 @@ from bootcache.storagedaemon import StorageDaemon
 # Small, as the set should be exact: whoever builds from it rounds up.
 GRANULARITY = 4096
 # Kind of the base's node: no image's node has it, it is there first and goes last. So it tells of
-# what is left of a recording, also without its export.
+# what is left of a recording.
 BASE = 'rb'
-# Of a recording's nodes, from above.
-_KINDS = *growingstore.KINDS, BASE
 
 
 def discard_leftovers(daemon: StorageDaemon, under_way: Collection[str] = ()) -> None:
@@ -28,24 +26,16 @@ def discard_leftovers(daemon: StorageDaemon, under_way: Collection[str] = ()) ->
     known = tuple(under_way)
     for export in exports:
         kind, _, name = export.partition('-')
-        if kind != naming.EXPORT_RECORDING or name in known:
-            continue
-        daemon.remove_export(export, disconnect=True)
-        _remove_nodes(daemon, [naming.node_name(kind, name) for kind in _KINDS])
-        growingstore.remove_throttle(daemon, name)
-    # Of one that was made, or removed, in part.
+        if kind == naming.EXPORT_RECORDING and name not in known:
+            daemon.remove_export(export, disconnect=True)
     length = len(naming.node_name(BASE, ''))
     bases = {node[:length] for node in nodes if node.startswith(f'{BASE}-')}
     for base in bases - {naming.node_name(BASE, name) for name in known}:
         digest = base.removeprefix(f'{BASE}-')
-        _remove_nodes(daemon, [node for kind in _KINDS for node in sorted(nodes)
-                               if node.startswith(f'{kind}-{digest}')])
-        growingstore.remove_throttles(daemon, digest)
-
-
-def _remove_nodes(daemon: StorageDaemon, names: Sequence[str]) -> None:
-    present = daemon.nodes()
-    daemon.remove_nodes(*(name for name in names if name in present))
+        present = sorted(daemon.nodes())
+        daemon.remove_nodes(*(node for kind in (*growingstore.KINDS, BASE) for node in present
+                              if node.startswith(f'{kind}-{digest}')))
+        growingstore.remove_throttle(daemon, f'{growingstore.THROTTLE}-{digest}')
 
 
 class Recording(GrowingStore):

@@ -1,4 +1,4 @@
-"""Directories of one piece of work, with a private storage daemon: what a crash leaves is found.
+"""Directories of one piece of work, with a storage daemon: what a crash leaves is found.
 
 They are in the temporary directory, whose path is short: unix socket paths end at 107 bytes.
 Whoever works in one holds a lock of it, which ends with the process.
@@ -18,6 +18,9 @@ from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 LOG = logging.getLogger(__name__)
 
+# How their names begin; and of the daemon in each.
+PREFIX, _DAEMON = 'bootcache-build-', 'build'
+
 
 def check_parent() -> None:
     """Check that temporary files are where TMPDIR says: Python would take another folder.
@@ -31,13 +34,12 @@ def check_parent() -> None:
 
 
 @contextlib.contextmanager
-def directory(prefix: str) -> Iterator[str]:
+def directory() -> Iterator[str]:
     """Make a directory, and remove it at the end of the block.
 
-    :param prefix: of its name.
     :raises OSError: if it cannot be made.
     """
-    path, held = _take(prefix)
+    path, held = _take()
     try:
         yield path
     finally:
@@ -45,9 +47,9 @@ def directory(prefix: str) -> Iterator[str]:
         os.close(held)
 
 
-def _take(prefix: str) -> tuple[str, int]:
+def _take() -> tuple[str, int]:
     while True:
-        path = tempfile.mkdtemp(prefix=prefix)
+        path = tempfile.mkdtemp(prefix=PREFIX)
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(held, fcntl.LOCK_EX)
         # Nobody held it for a moment: it may have been taken for left over.
@@ -56,25 +58,35 @@ def _take(prefix: str) -> tuple[str, int]:
         os.close(held)
 
 
-def daemon(path: str, name: str) -> StorageDaemon:
-    """Return the storage daemon of a directory; it is neither started nor ended.
+def _daemon(path: str) -> StorageDaemon:
+    return StorageDaemon(_DAEMON, path, UnixListener(os.path.join(path, 'nbd')))
 
-    :param path: of the directory.
-    :param name: of the daemon.
+
+@contextlib.contextmanager
+def daemon() -> Iterator[StorageDaemon]:
+    """Start a storage daemon in a directory of its own, and end it at the end of the block.
+
+    :raises StorageDaemonError: if it does not come up.
+    :raises OSError: if the directory cannot be made.
     """
-    return StorageDaemon(name, path, UnixListener(os.path.join(path, 'nbd')))
+    with directory() as path:
+        started = _daemon(path)
+        try:
+            started.ensure_running()
+            yield started
+        finally:
+            started.stop()
 
 
-def end_left_over(prefix: str, name: str) -> None:
+def end_left_over() -> None:
     """Remove directories whose process is gone, and end the daemons that work there.
 
-    :param prefix: of their names; of others' users they are left alone.
-    :param name: of the daemons.
+    Those of other users are left alone.
     """
     parent = tempfile.gettempdir()
     for entry in os.listdir(parent):
         path = os.path.join(parent, entry)
-        if not entry.startswith(prefix):
+        if not entry.startswith(PREFIX):
             continue
         try:
             if os.lstat(path).st_uid != os.geteuid():
@@ -85,7 +97,7 @@ def end_left_over(prefix: str, name: str) -> None:
             continue
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            daemon(path, name).stop()
+            _daemon(path).stop()
             shutil.rmtree(path, ignore_errors=True)
             LOG.info('%s, which a process that was killed left, is removed', path)
         except BlockingIOError:

@@ -66,24 +66,6 @@ class TcpListener:
         return naming.tcp_address(self.host, self.port)
 
 
-def _credentials(session: Session) -> set[str]:
-    # QEMU makes the folder of objects with the first of them.
-    if not any(entry['name'] == 'objects' for entry in session.execute('qom-list', path='/')):
-        return set()
-    return {entry['name'] for entry in session.execute('qom-list', path='/objects')
-            if tls.is_credentials(entry['name'])}
-
-
-def _replace_credentials(session: Session, wanted: dict[str, Any]) -> None:
-    there = _credentials(session)
-    if wanted['id'] in there:
-        return
-    session.execute('object-add', **wanted)
-    for earlier in there:
-        # Connections that were made with it keep it.
-        session.execute('object-del', id=earlier)
-
-
 class StorageDaemon:
     """A qemu-storage-daemon with its own directory for monitor socket, pid file and log.
 
@@ -303,13 +285,28 @@ class StorageDaemon:
                 f'{self.name}: it runs in another PID namespace, and can be ended only there')
         filelocks.end_daemon(self.pid_path, grace)
 
-    def credentials(self) -> set[str]:
-        """Return the ids of the certificates that the daemon has.
+    def objects(self) -> set[str]:
+        """Return the ids of the objects that the daemon has, as certificates and throttle groups.
 
         :raises StorageDaemonError: if it does not answer.
         """
         with self.session() as session:
-            return _credentials(session)
+            # QEMU makes the folder of objects with the first of them.
+            if all(entry['name'] != 'objects' for entry in session.execute('qom-list', path='/')):
+                return set()
+            return {entry['name'] for entry in session.execute('qom-list', path='/objects')}
+
+    def credentials(self) -> set[str]:
+        """Return the ids of the certificates that the daemon has; raises as ``objects``."""
+        return {name for name in self.objects() if tls.is_credentials(name)}
+
+    def _replace_credentials(self, session: Session, wanted: dict[str, Any]) -> None:
+        there = self.credentials()
+        if wanted['id'] not in there:
+            session.execute('object-add', **wanted)
+            for earlier in there:
+                # Connections that were made with it keep it.
+                session.execute('object-del', id=earlier)
 
     # Nodes and exports, by the names that naming.py makes.
 
@@ -342,7 +339,7 @@ class StorageDaemon:
             added: list[str] = []
             for node in nodes:
                 for wanted in tls.objects_of(node):
-                    _replace_credentials(session, wanted)
+                    self._replace_credentials(session, wanted)
             try:
                 for node in nodes:
                     session.execute('blockdev-add', **node)

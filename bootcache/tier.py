@@ -191,22 +191,21 @@ def is_memory(directory: str) -> bool:
 
 # Configurations. Options are given by their names in the group [bootcache].
 
-_NO_TMPFS = 'does not lie in memory; mount a tmpfs there'
-
-
 def _refused(option: str, value: object, reason: str) -> ConfigurationError:
     return ConfigurationError(f'[bootcache]{option}={value}: {reason}')
 
 
 def check_directory(option: str, path: str, *, make: bool = False, mode: int = 0o755,
-                    memory: bool = False) -> None:
+                    memory: tuple[str, int] | None = None) -> None:
     """Check that a tier's directory can be used, by making a file in it.
 
     :param make: make it if it is missing.
     :param mode: of what is made.
-    :param memory: it is to lie in memory: what is below a tmpfs that is not mounted need not be
-        writable, and is not to be made so.
-    :raises ConfigurationError: if it is not absolute, missing, no directory or not writable.
+    :param memory: it is to lie in memory, on a tmpfs that is large enough: the name of its quota's
+        option, and bytes. What is below a tmpfs that is not mounted need not be writable, and is
+        not to be made so.
+    :raises ConfigurationError: if it is not absolute, missing, no directory, not writable, or not
+        such a tmpfs.
     """
     if not os.path.isabs(path):
         raise _refused(option, path, 'is not an absolute path; give one that begins with /')
@@ -218,7 +217,7 @@ def check_directory(option: str, path: str, *, make: bool = False, mode: int = 0
                            if os.path.lexists(path) else 'does not exist; make the directory'
                            + (', and mount a tmpfs there' if memory else ''))
         if memory and not is_memory(path):
-            raise _refused(option, path, _NO_TMPFS)
+            raise _refused(option, path, 'does not lie in memory; mount a tmpfs there')
         with tempfile.TemporaryFile(prefix='.check-', dir=path):
             pass
     except FileExistsError:
@@ -226,23 +225,13 @@ def check_directory(option: str, path: str, *, make: bool = False, mode: int = 0
     except OSError as error:
         raise _refused(option, path, f'cannot be written ({error.strerror}); give the service\'s'
                        ' user the right to, or name another directory') from error
-
-
-def check_memory(option: str, path: str, quota_option: str, quota: int) -> None:
-    """Check that a tier's directory lies in memory, on a tmpfs that is large enough.
-
-    :param quota_option: name of the quota's option.
-    :param quota: its value in bytes.
-    :raises ConfigurationError: if not.
-    """
-    if not is_memory(path):
-        raise _refused(option, path, _NO_TMPFS)
-    status = os.statvfs(path)
-    size = status.f_blocks * status.f_frsize
-    # A tmpfs without a limit says 0.
-    if 0 < size < quota:
-        raise _refused(quota_option, quota, f'is over the {size} bytes of the tmpfs at {path};'
-                       ' lower it, or mount the tmpfs with a larger size')
+    if memory:
+        status = os.statvfs(path)
+        size, (quota_option, quota) = status.f_blocks * status.f_frsize, memory
+        # A tmpfs without a limit says 0.
+        if 0 < size < quota:
+            raise _refused(quota_option, quota, f'is over the {size} bytes of the tmpfs at {path};'
+                           ' lower it, or mount the tmpfs with a larger size')
 
 
 def check_apart(paths: Mapping[str, str]) -> None:

@@ -6,10 +6,10 @@ object. The id also tells the directory, so that whoever opens a node by it (qem
 line, a storage daemon over QMP) can make the object first.
 
 A client compares the certificate with what it was told to connect to, not with what that resolves
-to: an address with the addresses in the certificate (RFC 2818, 3.1), a name with its names (RFC
-6125, 6.4).
+to: an address with the addresses in the certificate, a name with its names.
 """
 
+import ctypes
 import dataclasses
 import enum
 import hashlib
@@ -17,11 +17,11 @@ import json
 import os
 import pwd
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from bootcache import exception
@@ -32,19 +32,16 @@ def hosts_named(certificate: x509.Certificate) -> list[str]:
 
     :raises ValueError: if they cannot be read.
     """
-    alternative = _alternative(certificate)
-    found = [] if alternative is None else [
-        *alternative.get_values_for_type(x509.DNSName),
-        *map(str, alternative.get_values_for_type(x509.IPAddress))]
-    return found or _common_names(certificate)
-
-
-def entry(host: str) -> str:
-    """Return what a certificate's subjectAltName has to have for a host, as openssl takes it.
-
-    :param host: address or name.
-    """
-    return f'{"DNS" if _packed(host) is None else "IP"}:{host}'
+    try:
+        alternative = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        found = []
+    else:
+        found = [*alternative.get_values_for_type(x509.DNSName),
+                 *map(str, alternative.get_values_for_type(x509.IPAddress))]
+    return found or [str(one.value) for one in certificate.subject.get_attributes_for_oid(
+        NameOID.COMMON_NAME)]
 
 
 def is_server(certificate: x509.Certificate) -> bool:
@@ -62,62 +59,33 @@ def is_server(certificate: x509.Certificate) -> bool:
                for use in uses)
 
 
+_X509_FMT_PEM = 1
+
+
+class _Datum(ctypes.Structure):
+    _fields_ = [('data', ctypes.c_char_p), ('size', ctypes.c_uint)]
+
+
 def is_for(certificate: x509.Certificate, host: str) -> bool:
-    """Tell whether a client that connects to a host takes the certificate for that host's.
+    """Tell whether a client that connects to a host takes a certificate for that host's.
+
+    GnuTLS itself says so, by which QEMU's clients compare.
 
     :param host: address or name, as clients have it.
-    :raises ValueError: if what is to be compared cannot be read, or is no name of ASCII.
+    :raises OSError: if GnuTLS is not there.
+    :raises ValueError: if it does not take the certificate for one.
     """
-    if not host.isascii():
-        raise ValueError(f'{host} is not in ASCII')
-    alternative = _alternative(certificate)
-    if (address := _packed(host)) is not None:
-        return alternative is not None and address in {
-            one.packed for one in alternative.get_values_for_type(x509.IPAddress)
-            if not hasattr(one, 'netmask')}
-    named = [] if alternative is None else alternative.get_values_for_type(x509.DNSName)
-    if named:
-        return any(_matches(one, host) for one in named)
-    # It names a host in a certificate of a server only, and only where nothing else does. That a
-    # URI does is what GnuTLS 3.8.9 says, as RFC 6125, 6.4.4; earlier ones let that pass.
-    others = [] if alternative is None else [
-        one for kind in (x509.IPAddress, x509.UniformResourceIdentifier)
-        for one in alternative.get_values_for_type(kind)]
-    common = _common_names(certificate) if is_server(certificate) and not others else []
-    return len(common) == 1 and _matches(common[0], host)
-
-
-def _alternative(certificate: x509.Certificate) -> x509.SubjectAlternativeName | None:
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    library, handle = ctypes.CDLL('libgnutls.so.30'), ctypes.c_void_p()
+    if library.gnutls_x509_crt_init(ctypes.byref(handle)):
+        raise OSError('GnuTLS has no memory')
     try:
-        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return None
-
-
-def _common_names(certificate: x509.Certificate) -> list[str]:
-    return [str(one.value)
-            for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-
-
-def _packed(host: str) -> bytes | None:
-    """Return an address's bytes; None for a name."""
-    try:
-        return socket.inet_pton(socket.AF_INET6 if ':' in host else socket.AF_INET, host)
-    except OSError:
-        return None
-
-
-def _matches(name: str, host: str) -> bool:
-    name, host = name.lower(), host.lower()
-    if not name.isascii() or not name.isprintable():
-        return False
-    if not name.startswith('*'):
-        return name == host
-    # It stands for a part of the first label, and not for those of a whole top-level domain.
-    rest = name[1:]
-    if rest.count('.') < 2 or rest.endswith('.'):
-        return False
-    return host.endswith(rest) and '.' not in host[:len(host) - len(rest)]
+        if library.gnutls_x509_crt_import(handle, ctypes.byref(_Datum(pem, len(pem))),
+                                          _X509_FMT_PEM):
+            raise ValueError('GnuTLS cannot read the certificate')
+        return bool(library.gnutls_x509_crt_check_hostname(handle, host.encode()))
+    finally:
+        library.gnutls_x509_crt_deinit(handle)
 
 
 OPTION = 'tls_directory'
@@ -132,6 +100,21 @@ class Endpoint(enum.Enum):
 
     SERVER = 'server'
     CLIENT = 'client'
+
+
+def certificate_path(directory: str, endpoint: Endpoint) -> str:
+    """Return the path of the certificate in a directory."""
+    return os.path.join(directory, f'{endpoint.value}-cert.pem')
+
+
+def read(path: str) -> x509.Certificate:
+    """Return the first certificate in a file.
+
+    :raises OSError: if it cannot be read.
+    :raises ValueError: if it has none.
+    """
+    with open(path, 'rb') as stream:
+        return x509.load_pem_x509_certificate(stream.read())
 
 
 def credentials_id(directory: str, endpoint: Endpoint) -> str:
@@ -162,15 +145,15 @@ def mismatch(directory: str, host: str) -> str:
     :raises OSError: if it cannot be read.
     :raises ValueError: if it cannot be compared.
     """
-    path = os.path.join(directory, f'{Endpoint.SERVER.value}-cert.pem')
-    with open(path, 'rb') as stream:
-        certificate = x509.load_pem_x509_certificate(stream.read())
+    path = certificate_path(directory, Endpoint.SERVER)
+    certificate = read(path)
     if is_for(certificate, host):
         return ''
     known = hosts_named(certificate)
     if host in known:
+        kind = 'IP' if re.fullmatch('[0-9.]+|.*:.*', host) else 'DNS'
         return (f'[bootcache]{OPTION}={directory}: {path} names {host}, but not where those look'
-                f' who connect to it; make one with subjectAltName={entry(host)}'
+                f' who connect to it; make one with subjectAltName={kind}:{host}'
                 ' ("openssl x509 -noout -ext subjectAltName -in FILE" shows what it has)')
     names = ', '.join(known) or 'no address and no name'
     return (f'[bootcache]{OPTION}={directory}: {path} is for {names}, not for {host}, which hosts'
@@ -186,8 +169,7 @@ def _cure(directory: str, name: str, endpoint: Endpoint, error: OSError) -> str:
     if not os.path.isdir(directory):
         return f'make that folder, and put {CA}, {endpoint.value}-cert.pem and' \
             f' {endpoint.value}-key.pem there, for user {user()} to read'
-    what = 'the CA\'s certificate' if name == CA \
-        else f'the {endpoint.value}\'s certificate and key'
+    what = 'the CA\'s certificate' if name == CA else f'the {endpoint.value}\'s certificate and key'
     return f'put {what} there, as {name}, for user {user()} to read'
 
 

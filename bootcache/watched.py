@@ -3,8 +3,10 @@
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,6 +24,34 @@ def behind_all(command: Sequence[str]) -> list[str]:
         + list(command)
 
 
+def output(what: str, command: Sequence[str], seconds: float) -> tuple[int, str, str]:
+    """Run a program that is done soon.
+
+    :param what: it is called in errors.
+    :param seconds: that it may take.
+    :returns: its exit code, negative for a signal, its output, and what it said of errors.
+    :raises Interrupted: if it is not done in time, or cannot be run.
+    """
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+    except OSError as error:
+        raise exception.Interrupted(f'{what} cannot be run: {error}') from error
+    # Under eventlet a limit of subprocess's own raises what nobody can catch by its class.
+    limit = threading.Timer(seconds, process.kill)
+    with process:
+        try:
+            limit.start()
+            out, said = (each.decode(errors='replace') for each in process.communicate())
+        finally:
+            limit.cancel()
+            process.kill()
+    if process.returncode == -signal.SIGKILL and time.monotonic() - began >= seconds:
+        raise exception.Interrupted(f'{what} was not done after {seconds:g} s')
+    return process.returncode, out, said
+
+
 def run(command: Sequence[str], seconds: float, check: Callable[[], None],
         script: str = '') -> tuple[int, str]:
     """Run a program; if this process ends, it ends as well.
@@ -35,7 +65,9 @@ def run(command: Sequence[str], seconds: float, check: Callable[[], None],
     name = next(word for word in command if word.startswith('qemu-'))
     if shutil.which('setpriv') is not None:
         # A killed nova-compute must not leave it behind, writing into a file that nobody wants.
-        command = ['setpriv', '--pdeathsig', 'KILL', *command]
+        # One that was killed before its child has asked for that sends no signal any more.
+        command = ['setpriv', '--pdeathsig', 'KILL', 'sh', '-c',
+                   '[ "$PPID" = "$0" ] || exit 126; exec "$@"', str(os.getpid()), *command]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as told:
         told.write(script.encode())
         told.seek(0)

@@ -24,8 +24,7 @@ opts = [
                default='/var/lib/bootcache',
                help="""
 Directory of the storage service's state: one directory an image, with its
-manifest, working set and cache image. Its cache images are the storage disk
-tier.
+base and cache image. Its cache images are the storage disk tier.
 
 Related options:
 
@@ -685,9 +684,8 @@ def check_tiers(conf: cfg.ConfigOpts) -> None:
         shared.warn_unused(conf, 'storage_memory_quota', 'storage_memory_directory')
         return
     tier.check_apart({'state_dir': group.state_dir, 'storage_memory_directory': memory})
-    tier.check_directory('storage_memory_directory', memory, memory=True)
-    tier.check_memory('storage_memory_directory', memory, 'storage_memory_quota',
-                      memory_limits(conf).quota)
+    tier.check_directory('storage_memory_directory', memory,
+                         memory=('storage_memory_quota', memory_limits(conf).quota))
 
 
 def aggregates(conf: cfg.ConfigOpts) -> list[str]:

@@ -14,10 +14,6 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
     is not reached within 10 s; for 10 s from then on all others end at once. Also the start of a
     daemon that has ended, which may take a minute.
 
-``STORE``, one for the service
-    reading, deciding and writing a manifest: files of kilobytes, the removal of files that a
-    manifest does not name any more, and a look whether a base is there.
-
 ``TIERS``, one for the service
     what is in the memory tier: steps in memory, and the removal of a file from there.
 
@@ -28,9 +24,10 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
     that hangs ends after 30 s. ``Clients`` has two: with the one that is taken first it writes a
     file of a megabyte. ``Running`` has a step submitted, and taken out, by ``Turns``.
 
-So nobody who has the store's lock, or the tiers', asks the exporter, or the database: that may take
-a minute, and every server that boots takes both. Nor does anybody who has one of all these ask
-Glance or Nova, or run a program; the unit tests' stand-ins hold that.
+So nobody who has the tiers' lock asks the exporter: that may take a minute, and every server that
+boots takes it. ``ImageStore`` holds no lock over the database's transactions: who is overtaken
+reads again. Nor does anybody who has one of all these ask Glance or Nova, or run a program; the
+unit tests' stand-ins hold that.
 """
 
 import enum
@@ -43,6 +40,5 @@ class ServiceRank(enum.IntEnum):
 
     CLONES = 80
     MONITOR = locks.MONITOR
-    STORE = 92
     TIERS = 94
     LEAF = locks.LEAF

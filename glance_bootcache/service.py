@@ -1,5 +1,7 @@
 """The storage service: controller of images, RPC server and notification listener, one process."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +9,13 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import bus, cacheimage, exception, optionfault
+from bootcache import bus, exception, optionfault, scratch
 from bootcache import conf as bootcache_conf
 from bootcache.rpc import messages, transport
 from glance_bootcache import monitoring, startchecks
 from glance_bootcache.db import start
+from glance_bootcache.db.engine import Database
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.filestore.registrars import Registrars
@@ -50,6 +54,7 @@ from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.upkeep import ServiceUpkeep
 from glance_bootcache.warming.runner import NovaPrecache, Warming
+from glance_bootcache.warming.warmrequests import WarmRequests
 
 LOG = logging.getLogger(__name__)
 
@@ -103,47 +108,36 @@ class StorageService:
     def _start(self) -> None:
         conf = self._conf
         messagesize.register_bounds()
-        store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
-        store.sweep_forgotten()
-        exporter = Exporters(conf, store.state_path('clients.json'))
-
-        def start_exporter() -> bool:
-            return exporter.start(lambda exports, certificate: serving.serve_again(
-                store.manifests(), exports, lambda manifest: exporter.ensure(
-                    manifest, store.cache_path(manifest), (certificate,))))
-
-        def serve() -> None:
-            # What is in memory is known later; an exporter that serves from there goes on.
-            serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
-                manifest, store.cache_path(manifest)))
-
-        def keep_serving() -> None:
-            if start_exporter():
-                serve()
-
-        start_exporter()
-        cacheimage.end_left_over()
-        serve()
-        database = start.wait_for(conf, keep_serving)
+        state_dir = conf[bootcache_conf.GROUP].state_dir
+        exporter = Exporters(conf, os.path.join(state_dir, 'clients.json'))
+        exporter.start_as_before()
+        scratch.end_left_over()
+        database = start.wait_for(conf, exporter.start_as_before)
         # It may go away again at any moment.
-        needs, last_uses, orders, records = start.until_it_answers(
+        node, store = start.until_it_answers(lambda: self._opened(database),
+                                             exporter.start_as_before)
+        needs, last_uses, orders, records, requests = start.until_it_answers(
             lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
-                     Records(database)), keep_serving)
+                     Records(database, node.id), WarmRequests(database)), exporter.start_as_before)
+        # What is in memory is known later; an exporter that serves from there goes on.
+        serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
+            manifest, store.cache_path(manifest)))
         if conf[bootcache_conf.GROUP].export_ports:
             serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
                 manifest, store.cache_path(manifest),
                 exporter.of_hosts(needs.hosts(manifest.image_id))))
         self._check()
         startchecks.check_cloud(conf)
-        writer = Writer(database, [needs.changes, last_uses.changes, orders.changes])
+        writer = Writer(database, [needs.changes, last_uses.changes, orders.changes,
+                                   requests.changes])
         tiers = StorageTiers(conf, store, exporter, last_uses)
-        profile_boots = NovaProfileBoots(conf)
+        profile_boots = NovaProfileBoots(conf, store.files)
         images = Images(conf)
         hosts = Hosts(store, tiers, orders,
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
         metrics = ServiceMetrics()
         running = Running(conf[bootcache_conf.GROUP].concurrent_builds)
-        retiring = Retiring(store, exporter, tiers, profile_boots, needs, hosts)
+        retiring = Retiring(store, exporter, tiers, profile_boots, needs, orders)
         disk_room = DiskRoom(store, running, exporter, tiers)
         deletions = Deletions(conf[bootcache_conf.GROUP].deletion_delay, store, images)
         controller = Controller(
@@ -152,23 +146,25 @@ class StorageService:
                       metrics),
             running, retiring, deletions, StatePublisher(conf, images))
         events = ImageEvents(controller.image_changed, controller.image_deleted,
-                             controller.member_removed, controller.has_looked)
-        warming = Warming(conf, store, hosts, NovaPrecache(conf))
+                             controller.let_go, controller.has_looked)
+        warming = Warming(conf, store, hosts, NovaPrecache(conf), requests)
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, controller,
                                running, disk_room, needs)
         tiers.start(store.manifests())
         writer.start()
+        # The process is started anew, and reads all of it again.
+        node.start(lambda: os.kill(os.getpid(), signal.SIGTERM))
         controller.start()
         upkeep.start()
         read_errors = ReadErrors(store, exporter, tiers, running, CephBases(conf))
         read_errors.start()
-        self._started = [writer, tiers, controller, upkeep, read_errors]
+        self._started = [writer, node, tiers, controller, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
-                                               TrialImages(conf)))
+                                               TrialImages(conf), store.files))
         snapshots = SnapshotJobs(
             conf, store, exporter,
-            Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
+            Sending(conf, [RbdSnapshots(conf, store.files), files], exporter, group.state_dir),
             Claims(conf, images, deletions.is_listed_without),
             records, images)
         snapshots.start()
@@ -194,6 +190,19 @@ class StorageService:
         server.start()
         self._started += [server, listener, events]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)
+
+    def _opened(self, database: Database) -> tuple[StorageNode, ImageStore]:
+        """Return this node and its images, as the database has them; nothing is under way yet."""
+        state_dir = self._conf[bootcache_conf.GROUP].state_dir
+        node = StorageNode(database, os.path.join(state_dir, 'node.json'), self._conf.host)
+        store = ImageStore(state_dir, database, node.id, lambda: not node.is_restored)
+        store.retire_left()
+        if unnamed := store.files.unnamed():
+            LOG.warning('%d files in %s/images are of no row of the database, and are left, as %s;'
+                        ' "bootcache-manage files list" shows them, and "bootcache-manage files'
+                        ' remove" removes those that are not served', len(unnamed), state_dir,
+                        unnamed[0])
+        return node, store
 
     def stop(self) -> None:
         """Stop taking work, give up what is in hand. The exporter goes on serving."""

@@ -5,6 +5,7 @@ in ``[bootcache]tls_directory``, and beside it the numbers of all certificates t
 site that has a CA needs none of this.
 """
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -43,7 +44,7 @@ class SmallCA:
         self._directory = directory
         has_key = os.path.exists(self._path(_KEY))
         if not os.path.exists(self._path(tls.CA)):
-            if has_key and self._has_issued():
+            if has_key and any(name.startswith(_ISSUED) for name in os.listdir(directory)):
                 raise exception.RequestRefused(
                     f'{directory} has {_KEY}, and {tls.CA} is not there; put it back, as'
                     ' it is in each host\'s folder')
@@ -60,7 +61,7 @@ class SmallCA:
         try:
             with open(self._path(_KEY), 'rb') as stream:
                 key = serialization.load_pem_private_key(stream.read(), None)
-            self._certificate = _read(self._path(tls.CA))
+            self._certificate = tls.read(self._path(tls.CA))
         except (ValueError, TypeError) as error:
             raise exception.RequestRefused(
                 f'{directory} has no CA that can be used ({error}); name another directory'
@@ -77,15 +78,11 @@ class SmallCA:
         key = ec.generate_private_key(ec.SECP256R1())
         # Of two CAs of one name a client could not say which of them it lacks.
         name = _named(f'bootcache CA {secrets.token_hex(4)}')
-        certificate = _builder(name, name, key.public_key(), _CA_DAYS).add_extension(
-            x509.BasicConstraints(True, None), True).add_extension(
-            _usage(signs_others=True), True).sign(key, hashes.SHA256())
+        certificate = _builder(name, name, key.public_key(), _CA_DAYS, signs_others=True).sign(
+            key, hashes.SHA256())
         savefile.write_text(self._path(_KEY), _key_pem(key), mode=0o600)
         # Last: with it the CA is there. A key alone that has signed nothing is made anew.
         savefile.write_text(self._path(tls.CA), _pem(certificate))
-
-    def _has_issued(self) -> bool:
-        return any(name.startswith(_ISSUED) for name in os.listdir(self._directory))
 
     def issue(self, name: str, others: Sequence[str] = (), days: int = 365) -> str:
         """Give a host certificates, as a server, as a client and to exchange; earlier ones go.
@@ -106,8 +103,6 @@ class SmallCA:
             key = ec.generate_private_key(ec.SECP256R1())
             certificate = _builder(
                 _named(name), self._certificate.subject, key.public_key(), days).add_extension(
-                x509.BasicConstraints(False, None), True).add_extension(
-                _usage(signs_others=False), True).add_extension(
                 x509.ExtendedKeyUsage(uses), False).add_extension(
                 member if files == members.FILES else alternatives, False).sign(
                 self._key, hashes.SHA256())
@@ -116,8 +111,7 @@ class SmallCA:
                 f'{serial:x}\n' for serial in (*self._issued(name), certificate.serial_number)))
             savefile.write_text(os.path.join(directory, f'{files}-key.pem'), _key_pem(key),
                                 mode=0o600)
-            savefile.write_text(os.path.join(directory, f'{files}-cert.pem'),
-                                _pem(certificate))
+            savefile.write_text(os.path.join(directory, f'{files}-cert.pem'), _pem(certificate))
         return directory
 
     def earlier(self, name: str) -> list[str] | None:
@@ -128,7 +122,7 @@ class SmallCA:
         """
         path = self._path(name, f'{tls.Endpoint.SERVER.value}-cert.pem')
         try:
-            return [one for one in tls.hosts_named(_read(path)) if one != name]
+            return [one for one in tls.hosts_named(tls.read(path)) if one != name]
         except FileNotFoundError:
             return None if os.path.exists(self._path(_ISSUED + name)) else []
         except ValueError as error:
@@ -139,15 +133,12 @@ class SmallCA:
     def _issued(self, name: str) -> dict[int, None]:
         """Return the numbers of all certificates that a host got, in their order."""
         serials: dict[int, None] = {}
-        try:
-            with open(self._path(_ISSUED + name)) as stream:
-                serials.update((int(line, 16), None) for line in stream)
-        except FileNotFoundError:
-            pass
+        with contextlib.suppress(FileNotFoundError), open(self._path(_ISSUED + name)) as stream:
+            serials.update((int(line, 16), None) for line in stream)
+        # Where that file was lost these have to be revoked as well.
         for files in _USES:
-            path = self._path(name, f'{files}-cert.pem')
-            if os.path.exists(path):
-                serials[_read(path).serial_number] = None
+            with contextlib.suppress(FileNotFoundError):
+                serials[tls.read(self._path(name, f'{files}-cert.pem')).serial_number] = None
         return serials
 
     def revoke(self, names: Iterable[str]) -> str:
@@ -182,11 +173,6 @@ class SmallCA:
         return path
 
 
-def _read(path: str) -> x509.Certificate:
-    with open(path, 'rb') as stream:
-        return x509.load_pem_x509_certificate(stream.read())
-
-
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
@@ -198,21 +184,19 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _builder(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey,
-             days: int) -> x509.CertificateBuilder:
+def _builder(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int,
+             signs_others: bool = False) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     end = now + datetime.timedelta(days=days)
-    return x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(
-        key).serial_number(x509.random_serial_number()).not_valid_before(
-        min(now, end) - _EARLIER).not_valid_after(end)
-
-
-def _usage(signs_others: bool) -> x509.KeyUsage:
     # Some QEMUs (10.0.2) refuse a certificate without key encipherment, whatever its key can do.
-    return x509.KeyUsage(
+    usage = x509.KeyUsage(
         digital_signature=True, content_commitment=False, key_encipherment=not signs_others,
         data_encipherment=False, key_agreement=False, key_cert_sign=signs_others,
         crl_sign=signs_others, encipher_only=False, decipher_only=False)
+    return x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(
+        key).serial_number(x509.random_serial_number()).not_valid_before(
+        min(now, end) - _EARLIER).not_valid_after(end).add_extension(
+        x509.BasicConstraints(signs_others, None), True).add_extension(usage, True)
 
 
 def _pem(certificate: x509.Certificate) -> str:

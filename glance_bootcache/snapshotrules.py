@@ -66,11 +66,11 @@ def inherited(parents: WorkingSet, child: Manifest) -> WorkingSet:
         extents=tuple(workingset.align(within, parents.granularity, size)))
 
 
-def described(parents: WorkingSetInfo, file: str, working_set: WorkingSet) -> WorkingSetInfo:
+def described(parents: WorkingSetInfo, sha256: str, working_set: WorkingSet) -> WorkingSetInfo:
     """Return what a manifest says of a working set that is a parent's.
 
     :param parents: what the parent's says of its own.
-    :param file: its name.
+    :param sha256: of the working set's text.
     """
-    return dataclasses.replace(parents, file=file, bytes=working_set.bytes,
+    return dataclasses.replace(parents, sha256=sha256, bytes=working_set.bytes,
                                extents=len(working_set.extents), recorded_by=PARENT, version=1)

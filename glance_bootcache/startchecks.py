@@ -8,6 +8,7 @@ Servers that run read their bases meanwhile: before the exporter only that is ch
 itself, and all else when the bases are served.
 """
 
+import http
 import importlib.util
 import os
 import re
@@ -31,6 +32,7 @@ from bootcache.exception import (
     Interrupted,
     ServiceAway,
 )
+from glance_bootcache import away
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
@@ -48,8 +50,6 @@ _ANY_PART = re.compile(r'[A-Z0-9.]*[*?]')
 _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
          ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
          ks_exceptions.DiscoveryFailure, ks_exceptions.RequestTimeout)
-# By its number: keystoneauth1 has a class of its own for it since 2026.2 only.
-_TOO_MANY_REQUESTS = 429
 
 
 def check_place(conf: cfg.ConfigOpts) -> None:
@@ -226,75 +226,55 @@ def check_cloud(conf: cfg.ConfigOpts) -> None:
 
     :raises ConfigurationError: naming the option and the cure.
     """
-    away = _ask_cloud(conf)
-    if away is not None:
-        LOG.warning('%s does not answer (%s): no image is recorded until it does, and the'
-                    ' credentials, flavor and availability zone are not checked; all else is'
-                    ' served', *away)
-
-
-def _ask_cloud(conf: cfg.ConfigOpts) -> tuple[str, object] | None:
-    """Return who does not answer, and what came instead."""
     auth = conf[AUTH_GROUP]
     if not auth.auth_type:
         raise ConfigurationError(
             f'[{AUTH_GROUP}]auth_type is not set; give the credentials of the storage service\'s'
             ' user there: auth_type = password, auth_url, username, password, project_name,'
             ' user_domain_name, project_domain_name')
+    who = 'Keystone'
     try:
         session = images.session(conf)
         session.timeout = session.timeout or _ANSWER_SECONDS
         session.get_token()
-    except _AWAY as error:
-        said = f'{auth.auth_url}: {error}'
-        if isinstance(error, ks_exceptions.DiscoveryFailure):
-            # Another service that answers at this URL comes here as well.
-            said += ('; if Keystone is up, that is not where it is: correct'
-                     f' [{AUTH_GROUP}]auth_url, as in http://controller:5000/v3')
-        return 'Keystone', said
-    except ks_exceptions.ClientException as error:
-        if _is_too_much(error):
-            return 'Keystone', error
-        raise _refused(auth, error) from error
-    try:
+        who = 'Nova'
         _check_nova(conf, session)
-    except (*_AWAY, nova_exceptions.ClientException) as error:
-        if isinstance(error, nova_exceptions.ClientException) and error.code in (401, 403):
-            raise ConfigurationError(
-                f'[{AUTH_GROUP}]: Nova refuses user {_who(auth)}: {error}; it needs the role admin'
-                ' in its project ("openstack role add")') from error
-        return 'Nova', error
-    except ks_exceptions.EndpointNotFound as error:
-        raise ConfigurationError(
-            f'[{AUTH_GROUP}]region_name={auth.region_name}: Keystone\'s catalogue has no compute'
-            f' service there ({error}); "openstack endpoint list --service nova" shows the regions'
-        ) from error
-    except ks_exceptions.ClientException as error:
-        if not _is_too_much(error):
-            raise _refused(auth, error) from error
-        return 'Nova', error
-    return None
+    except (ks_exceptions.ClientException, nova_exceptions.ClientException) as error:
+        if fault := _fault(auth, who, error):
+            raise ConfigurationError(f'[{AUTH_GROUP}]{fault}') from error
+        told = str(error)
+        if who == 'Keystone':
+            told = f'{getattr(auth, "auth_url", "")}: {told}'
+            if isinstance(error, ks_exceptions.DiscoveryFailure):
+                # Another service that answers at this URL comes here as well.
+                told += ('; if Keystone is up, that is not where it is: correct'
+                         f' [{AUTH_GROUP}]auth_url, as in http://controller:5000/v3')
+        LOG.warning('%s does not answer (%s): no image is recorded until it does, and the'
+                    ' credentials, flavor and availability zone are not checked; all else is'
+                    ' served', who, told)
 
 
-def _is_too_much(error: Exception) -> bool:
-    return getattr(error, 'http_status', None) == _TOO_MANY_REQUESTS
+def _fault(auth: Any, who: str, error: Exception) -> str:
+    """Return what is wrong with the credentials, with the cure; empty if it may pass by itself.
 
-
-def _who(auth: Any) -> str:
-    return str(getattr(auth, 'username', None) or getattr(auth, 'user_id', None) or '(unset)')
-
-
-def _refused(auth: Any, error: Exception) -> ConfigurationError:
+    :param who: was asked, Keystone or Nova, by a token of Keystone's.
+    """
+    user = str(getattr(auth, 'username', None) or getattr(auth, 'user_id', None) or '(unset)')
+    if isinstance(error, nova_exceptions.ClientException):
+        return f': Nova refuses user {user}: {error}; it needs the role admin in its project' \
+            ' ("openstack role add")' if error.code in (401, 403) else ''
+    if isinstance(error, _AWAY) or away.status(error) == http.HTTPStatus.TOO_MANY_REQUESTS:
+        return ''
+    if who == 'Nova' and isinstance(error, ks_exceptions.EndpointNotFound):
+        return (f'region_name={auth.region_name}: Keystone\'s catalogue has no compute service'
+                f' there ({error}); "openstack endpoint list --service nova" shows the regions')
     if isinstance(error, (ks_exceptions.Unauthorized, ks_exceptions.Forbidden)):
-        return ConfigurationError(
-            f'[{AUTH_GROUP}]: Keystone at {auth.auth_url} refuses user {_who(auth)}; correct'
-            ' username, password, project_name and the domains ("openstack token issue" tries'
-            ' them)')
+        return (f': Keystone at {auth.auth_url} refuses user {user}; correct username, password,'
+                ' project_name and the domains ("openstack token issue" tries them)')
     if isinstance(error, (ks_exceptions.NotFound, ks_exceptions.EndpointNotFound)):
-        return ConfigurationError(
-            f'[{AUTH_GROUP}]auth_url={auth.auth_url} is not where Keystone answers; it is a URL'
-            ' that ends in /v3 as a rule, as in http://controller:5000/v3')
-    return ConfigurationError(f'[{AUTH_GROUP}]: {error}; correct the credentials')
+        return (f'auth_url={auth.auth_url} is not where Keystone answers; it is a URL that ends in'
+                ' /v3 as a rule, as in http://controller:5000/v3')
+    return f': {error}; correct the credentials'
 
 
 def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
@@ -302,7 +282,6 @@ def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
     nova = nova_client.Client(throughnova.API_VERSION, session=session,
                               region_name=conf[AUTH_GROUP].region_name)
     flavors = throughnova.flavors_of(nova)
-    lacking = None
     try:
         throughnova.choose_flavor(flavors, group.profile_flavor, throughnova.MIN_RAM, 0, 0)
     except ServiceAway as error:
@@ -310,10 +289,8 @@ def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
             raise ConfigurationError(
                 f'[bootcache]profile_flavor: {error}; Nova has:'
                 f' {_some(flavor.name for flavor in flavors)}') from error
-        lacking = str(error)
-    if lacking is not None:
         # One may be made later.
-        LOG.warning('no image can be recorded: %s', lacking)
+        LOG.warning('no image can be recorded: %s', error)
     zone = (group.profile_availability_zone or '').partition(':')[0]
     if not zone:
         return

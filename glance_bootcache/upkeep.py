@@ -72,11 +72,15 @@ class ServiceUpkeep:
         self._recompressed = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         self._throttle = LogThrottle(LOG)
         self._sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
+        self._host_sweeps = Backoff(_SWEEP_SECONDS, clock=clock)
         # Images that had a cache image in the last round.
         self._cached: frozenset[str] = frozenset()
         # What the last sweep found: images that are active, and who may see shared ones.
         self._active: set[str] | None = None
         self._members: dict[str, frozenset[str]] = {}
+        # Tell, once, of what no row names.
+        self._untold: list[Callable[[], None]] = [
+            profile_boots.tell_unnamed, lambda: self._ceph.tell_unnamed(store.files)]
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -89,6 +93,7 @@ class ServiceUpkeep:
     def stop(self) -> None:
         """Begin nothing more."""
         self._stopping.set()
+        self._exporter.save_served()
 
     def _run(self, once: Callable[[], None]) -> None:
         while not self._stopping.is_set():
@@ -107,9 +112,10 @@ class ServiceUpkeep:
 
     def _keep_house(self) -> None:
         manifests = functools.cache(self._store.manifests)
-        self._do(('what an earlier process left cannot be ended yet', self.recover),
-                 ('hosts that are gone cannot be forgotten', self._needs.forget_silent),
-                 ('servers of profile boots cannot be deleted', self.delete_left),
+        self._do(('images\' rows cannot be read again', self.refresh),
+                 ('images cannot be looked at', self.recover),
+                 ('hosts that are gone cannot be forgotten', self.forget_hosts),
+                 ('servers of profile boots cannot be deleted', self._profile_boots.remove_retired),
                  ('images that are gone cannot be forgotten',
                   lambda: self._tiers.forget_gone(manifests())),
                  ('the quota cannot be kept', lambda: self._disk_room.keep_quota(manifests())),
@@ -118,7 +124,10 @@ class ServiceUpkeep:
                   lambda: self.look_at_evicted(manifests())),
                  ('Glance cannot be asked what it has', self.sweep),
                  ('certificates that end cannot be told of', self._expiry.look),
-                 ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
+                 ('files that nothing needs cannot be removed', self._store.remove_retired),
+                 ('bases in Ceph that nothing needs cannot be removed',
+                  lambda: self._ceph.remove_retired(self._store.files)),
+                 ('what no row names cannot be looked for', self.tell_unnamed))
 
     def _do(self, *steps: tuple[str, Callable[[], None]]) -> None:
         for what, step in steps:
@@ -131,18 +140,28 @@ class ServiceUpkeep:
                 self._throttle.warning(what, '%s: %s; it is tried again in %d s', what,
                                        away.lasting(away.told(error)), self._conf.poll_interval)
 
+    def refresh(self) -> None:
+        """Look at images whose rows are others than in memory.
+
+        :raises DatabaseAway: if the database does not answer, or does not have a row any more.
+        """
+        for image_id in self._store.refresh():
+            self._controller.queue.add(image_id)
+
     def sweep(self) -> None:
         """Compare Glance's images with those that are known, once in an hour.
 
         What the sweep finds and no event told are lost notifications: images that went, changed, or
-        became active since the last sweep.
+        became active since the last sweep. Images of which there are files here and no row are of
+        a database that was lost; they are taken up as if their owners had just registered them.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         if not self.recovered or not self._sweeps.acquire():
             return
         known = {record.image_id: record for record in self._store.manifests()}
-        active, changed = set(), set()
+        here = set(self._store.files.images())
+        active, changed, lost = set(), set(), set()
         for image in self._images.all():
             if image.status == 'active':
                 active.add(image.image_id)
@@ -152,6 +171,8 @@ class ServiceUpkeep:
                     else self._active is not None and image.status == 'active'
                     and image.image_id not in self._active):
                 changed.add(image.image_id)
+            if image.image_id in here and image.image_id not in known:
+                lost.add(image.image_id)
             if known.pop(image.image_id, None) is not None and image.visibility == 'shared':
                 self._compare_members(image.image_id)
         self._active = active
@@ -160,48 +181,40 @@ class ServiceUpkeep:
                         ' instance: name it in [oslo_messaging_notifications]topics of'
                         ' glance-api.conf, with driver = messagingv2', len(changed),
                         self._conf.notification_topic, min(changed))
-        for image_id in (*changed, *known):
+        for image_id in (*changed, *lost, *known):
             self._controller.image_changed(image_id)
+
+    def forget_hosts(self) -> None:
+        """Forget hosts that were silent for a day and need nothing; and, once in an hour, those
+        that Nova does not have any more.
+
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+        """
+        self._needs.forget_silent()
+        if self._host_sweeps.acquire():
+            self._needs.forget_gone(self._profile_boots.compute_hosts())
 
     def _compare_members(self, image_id: str) -> None:
         """Have hosts let go of a shared image that fewer projects may see than before."""
         members = self._images.members(image_id)
         if self._members.get(image_id, frozenset()) - members:
-            self._controller.member_removed(image_id)
+            self._controller.let_go(image_id)
         self._members[image_id] = members
 
     def recover(self) -> None:
-        """End what an earlier process left, and then look at all images; once.
+        """Look at all images, once: they may have changed since an earlier process."""
+        if not self.recovered:
+            self._controller.look_at_all()
+            self.recovered = True
 
-        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+    def tell_unnamed(self) -> None:
+        """Log, once, what there is in Nova and Ceph as this service makes it, and has no row.
+
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked; or Ceph's.
         """
-        if self.recovered:
-            return
-        self._profile_boots.remove_leftovers(self._running.tokens)
-        # With Nova away, what is begun would fail for good.
-        self._controller.look_at_all()
-        self.recovered = True
-
-    def sweep_clones(self) -> None:
-        """Remove bases from Ceph that a crash left, or that were given up.
-
-        :raises BootcacheError: if Ceph does not answer, or says no.
-        """
-        self._ceph.sweep(self._is_needed)
-
-    def _is_needed(self, image_id: str, path: str) -> bool:
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            return self._store.is_damaged(image_id) \
-                or self._running.of(image_id) is not None \
-                or (manifest is not None and manifest.made.base_path == path)
-
-    def delete_left(self) -> None:
-        """Delete servers of profile boots that could not be when these were over.
-
-        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
-        """
-        self._profile_boots.delete_left(self._running.tokens)
+        for tell in tuple(self._untold):
+            tell()
+            self._untold.remove(tell)
 
     def keep_serving(self, manifests: _Manifests) -> None:
         """Start the exporter if it has ended, and serve what it served.
@@ -209,16 +222,18 @@ class ServiceUpkeep:
         :param manifests: all, read when the exporter was looked at, and serves what it served.
         :raises StorageDaemonError: if it does not come up.
         """
-        if self._exporter.start(self._serve_again):
+        def serve_again(exports: Collection[str], certificate: str) -> None:
+            # Of an exporter that was ended; also what the database does not have any more.
+            self._exporter.serve_as_before([each for each in exports if self._store.known(
+                naming.image_of(each)) is None], certificate)
+            serving.serve_again(self._store.known, exports, functools.partial(
+                self._tiers.serve, certificates=(certificate,)))
+
+        if self._exporter.start(serve_again):
+            self._exporter.serve_as_before()
             serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(manifests())
-
-    def _serve_again(self, exports: Collection[str], certificate: str) -> None:
-        """Serve the images of exports that an exporter had which was ended."""
-        images = {naming.image_of(export) for export in exports}
-        serving.serve_again(
-            [manifest for manifest in map(self._store.known, images) if manifest is not None],
-            exports, functools.partial(self._tiers.serve, certificates=(certificate,)))
+        self._exporter.save_served()
 
     def keep_needed(self, manifests: Sequence[Manifest]) -> None:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.

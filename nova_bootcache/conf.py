@@ -400,8 +400,8 @@ def tiers(conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
         return Tiers(disk, None, None, store.quota)
     memory = tier.parse_limits('compute_memory_quota', group.compute_memory_quota, *marks, _MIB)
     tier.check_apart({'cache_directory': cache_directory, 'compute_memory_directory': directory})
-    tier.check_directory('compute_memory_directory', directory, memory=True)
-    tier.check_memory('compute_memory_directory', directory, 'compute_memory_quota', memory.quota)
+    tier.check_directory('compute_memory_directory', directory,
+                         memory=('compute_memory_quota', memory.quota))
     _check_store(store, max(disk, memory, key=lambda limits: limits.quota))
     if direct_io and not tier.direct_io_works(directory):
         LOG.warning('[bootcache]compute_memory_directory=%s: O_DIRECT does not work there, as on'

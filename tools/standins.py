@@ -30,6 +30,7 @@ _FIXED = {
     '/compute/os-availability-zone': {'availabilityZoneInfo': [
         {'zoneName': 'nova', 'zoneState': {'available': True}, 'hosts': None}]},
     '/compute/servers/detail': {'servers': []},
+    '/compute/os-services': {'services': []},
     '/image/v2/schemas/image': {'name': 'image', 'properties': {
         'min_disk': {'type': 'integer'}, 'min_ram': {'type': 'integer'},
         'size': {'type': 'integer'}}, 'additionalProperties': {'type': 'string'}}}

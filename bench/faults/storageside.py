@@ -12,7 +12,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +31,7 @@ from bootcache.rpc import messages, transport
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import service
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.imagefacts import ImageFacts
@@ -133,8 +134,15 @@ class _ProfileBoots(NovaProfileBoots):
         return any(path.read_text() == image_id
                    for path in Path(self._directory, 'host', 'instances').glob('*/image'))
 
-    def remove_leftovers(self, tokens: Callable[[], Collection[str]], tries: int = 1) -> int:
-        return 0
+    def compute_hosts(self) -> set[str]:
+        """As NovaProfileBoots.compute_hosts: this Nova has none."""
+        return set()
+
+    def remove_retired(self) -> None:
+        pass
+
+    def tell_unnamed(self) -> None:
+        pass
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: ImageJob) -> ProfileReport:
@@ -180,6 +188,8 @@ class StorageSide:
         conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
         glance_conf.register_opts(conf)
         conf.register_opts(glance_conf.default_opts)
+        db_conf.register_opts(conf)
+        conf.set_override('connection', options.pop('connection', None), db_conf.GROUP)
         for name, value in {
                 'state_dir': f'{directory}/storage/state', 'run_dir': f'{directory}/r',
                 'export_host': netns.STORAGE_ADDRESS, 'export_port': PORT, 'poll_interval': 1,
@@ -197,11 +207,12 @@ class StorageSide:
             without_bus = ((service, 'get_listener', self._heard(service.get_listener)),)
         for module, name, value in (
                 (service, 'Images', lambda conf: _Glance(directory)),
-                (service, 'NovaProfileBoots', lambda conf: _ProfileBoots(directory)),
+                (service, 'NovaProfileBoots', lambda conf, files: _ProfileBoots(directory)),
                 (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
                 self._server('' if 'transport_url' in options else directory)):
             setattr(module, name, value)
+        os.makedirs(f'{directory}/storage/state', exist_ok=True)  # As its command does.
         self._service = service.StorageService(conf, lambda: None)
         self._service._start()
         self._store: ImageStore = self._endpoints._controller._store
@@ -279,6 +290,11 @@ class StorageSide:
         """Return the path of an image's base; empty if there is none."""
         manifest = self._store.load(image_id)
         return '' if manifest is None else manifest.made.base_path
+
+    def remove_unnamed(self) -> None:
+        """Remove the files of images that no row names."""
+        for path in self._store.files.unnamed():
+            os.unlink(path)
 
     def left(self) -> list[str]:
         """Return what is here though no image is."""

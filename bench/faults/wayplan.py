@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from bench.faults.report import Outcome
 
-NBD, TLS, CEPH = WAYS = 'nbd', 'tls', 'ceph'
+NBD, TLS, CEPH = _BASES = 'nbd', 'tls', 'ceph'
+# NBD, and what fails is what the storage service knows: no read may wait for that.
+DATABASE = 'database'
+WAYS = *_BASES, DATABASE
 # Connections that were made with the former certificate go on.
 RENEWED = 'certificate-renewed'
 # What has to hold, in seconds: until a read is answered or its guest is paused, and until servers
@@ -30,13 +33,14 @@ class Case:
 
     name: str
     seconds: float
-    ways: tuple[str, ...] = WAYS
+    ways: tuple[str, ...] = _BASES
     is_quick: bool = True
 
     @property
     def fails(self) -> bool:
         """Whether reads wait for it: what is started again at once keeps none."""
-        return self.seconds > REACHED_SECONDS and self.name != RENEWED
+        return self.seconds > REACHED_SECONDS and self.name != RENEWED \
+            and DATABASE not in self.ways
 
 
 CASES = (
@@ -45,7 +49,11 @@ CASES = (
     Case('idle-flow-dropped', 35), Case('packets-dropped', 35), Case('mtu-black-hole', 35),
     Case('exporter-frozen-35s', 35), Case('reopen-under-a-read', 35),
     Case('name-unresolved', 35, (NBD, TLS)), Case('ceph-away', 35, (CEPH,)),
-    Case('disk-hangs', 35), Case('exporter-frozen-200s', 200, WAYS, False))
+    Case('disk-hangs', 35), Case('exporter-frozen-200s', 200, _BASES, False),
+    *(Case(name, 35, (DATABASE,)) for name in (
+        'database-away', 'database-empty', 'database-restored', 'database-restored-restart',
+        'database-corrupt', 'node-rebooted', 'two-services')),
+    Case('database-away-600s', 600, (DATABASE,), False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +121,7 @@ def figures_of(events: Iterable[tuple[float, Event]], now: float,
 class WayOutcome(Outcome):
     """What came of a case.
 
-    :ivar way: by which the base is read: nbd, tls or ceph.
+    :ivar way: by which the base is read: nbd, tls or ceph; or database.
     :ivar seconds_unanswered: the longest until a read was answered or its guest paused.
     :ivar seconds_until_on: the longest until a guest went on after the way's return.
     :ivar seconds_other: the longest start of a server of another image while the way was away.
@@ -150,6 +158,8 @@ def faults_of(case: Case, figures: Sequence[Figures], others: float, same: float
     found = []
     if case.fails and max(one.unanswered for one in figures) < REACHED_SECONDS:
         found.append('no read has waited: nothing failed')
+    if DATABASE in case.ways and (longest := max(one.paused for one in figures)) > MOST_SECONDS:
+        found.append(f'a guest was paused for {longest:.1f} s, and its base was there')
     if (longest := max(one.unanswered for one in figures)) > MOST_SECONDS:
         found.append(f'a read waited for {longest:.1f} s, and its guest ran')
     on = [one.until_on for one in figures]

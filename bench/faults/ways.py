@@ -13,11 +13,13 @@ from bench.faults.kinds import HOST, READER, STORAGE
 from bench.faults.lives import LifeOfImage
 from bench.faults.plan import READING
 from bench.faults.stage import Trouble
-from bench.faults.wayplan import CEPH, GIVEN_UP, Case, Figures, WayOutcome, faults_of
+from bench.faults.wayplan import CEPH, DATABASE, GIVEN_UP, Case, Figures, WayOutcome, faults_of
 from bench.faults.waystage import QEMU, WaysStage
 from bench.replay import netns, trace
 
 _GUESTS = 'scsi', 'virtio'
+# So many times as many read while something is wrong with the database.
+_OF_DATABASE = 10
 # Between starts of servers.
 _TICKS = 200
 
@@ -53,7 +55,7 @@ class _Trial:
     def _start_guests(self) -> list[str]:
         """Start guests, and return their servers once they have read."""
         stage, found = self._stage, []
-        for bus in _GUESTS:
+        for bus in _GUESTS * (_OF_DATABASE if stage.way == DATABASE else 1):
             server_id = stage.until(lambda: self._make_disk(self._image_id), 'a cache image')
             stage.call(HOST, 'keep', server_id, self._image_id)
             stage.call(QEMU, 'start', server_id, bus, self._disk(server_id))
@@ -143,7 +145,7 @@ class _Trial:
         with contextlib.suppress(Trouble):
             stage.until(lambda: all(one.until_on is not None for one in self._seen(returned)),
                         'that guests go on', GIVEN_UP)
-        seen = self._seen(returned)
+        seen, removed = self._seen(returned), stage.removed()
         stage.call(QEMU, 'end_guests')
         for server_id in guests:
             self._delete(server_id)
@@ -152,7 +154,8 @@ class _Trial:
             round(max(max(one.unanswered, one.paused) for one in seen), 1),
             self._errors + sum(one.errors for one in seen),
             self._wrong + sum(one.wrong for one in seen), (), sum(one.pauses for one in seen),
-            stock, (), '; '.join(faults_of(case, seen, other, same)), stage.way,
+            stock, (), '; '.join([*faults_of(case, seen, other, same),
+                                  *(f'removed: {one}' for one in removed)]), stage.way,
             round(max(one.unanswered for one in seen), 1),
             round(max((one.until_on or 0.0) for one in seen), 1),
             round(other, 1), round(same, 1))
@@ -162,6 +165,9 @@ class _Trial:
         began, trouble, left = time.monotonic(), '', []
         try:
             self._stage.take_disk_away()
+            if self._stage.way == DATABASE:
+                # As an operator does: "bootcache-manage files remove".
+                self._stage.call(STORAGE, 'remove_unnamed')
             left = self._life._end()
         except Trouble as error:
             trouble = str(error)

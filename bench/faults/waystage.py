@@ -10,15 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.faults import wayguest
+from bench.faults import storageside, wayguest
 from bench.faults.cephside import AWAY
+from bench.faults.clock import Clock
+from bench.faults.gate import Worker
 from bench.faults.images import Image
 from bench.faults.kinds import EXPORTER, GATEWAY, HOST, STORAGE
 from bench.faults.plan import READING, Life, Row
-from bench.faults.stage import Stage
+from bench.faults.stage import Stage, _read_pid
+from bench.faults.storageside import StorageSide
+from bench.faults.waydatabase import Rows, WayDatabase
 from bench.faults.wayguest import QemuSide
 from bench.faults.wayhost import Units, WaysHost
-from bench.faults.wayplan import CEPH, RENEWED, TLS, Case
+from bench.faults.wayplan import CEPH, DATABASE, RENEWED, TLS, Case
 from bench.replay import children, netns
 from glance_bootcache.smallca import SmallCA
 
@@ -30,6 +34,7 @@ _NAME, _DNS_PORT = 'storage-1.example', 53
 _SMALL_BYTES = 1300
 # After which the host asks for a name again.
 _KNOWN_SECONDS = 12.0
+_SECOND_PORT = storageside.PORT + 1
 
 
 class WaysStage(Stage):
@@ -47,10 +52,16 @@ class WaysStage(Stage):
         self._ca = SmallCA(str(self._home / 'ca')) if way == TLS else None
         self._disk: subprocess.Popen[bytes] | None = None
         self._base = ''
+        self._database = WayDatabase() if way == DATABASE else None
+        # What the database held as the storage service was started.
+        self._first: Rows = {}
+        self._removed: list[str] = []
 
     def _options_of(self, name: str) -> dict[str, Any]:
         found = super()._options_of(name)
         found |= {'advertise_host': _NAME} if name == STORAGE else {'gateway_autostart': False}
+        if self._database is not None and name == STORAGE:
+            found['connection'] = self._database.url
         return {**found, 'tls_directory': self.issue(name)} if self._ca is not None else found
 
     def issue(self, name: str) -> str:
@@ -77,6 +88,8 @@ class WaysStage(Stage):
         for name in (UNITS, QEMU):
             self.call(name, 'left')
         super().start()
+        if self._database is not None:
+            self._first = self._database.copy()
         self.call(QEMU, 'know', str(self.image.raw))
 
     def close(self) -> None:
@@ -87,6 +100,8 @@ class WaysStage(Stage):
                 worker.call('stop', seconds=20)
         self.take_disk_away()
         super().close()
+        if self._database is not None:
+            self._database.close()
         for path in self._home, Path(wayguest.home(str(self.root))):
             shutil.rmtree(path, ignore_errors=True)
         for name in ('hosts', 'resolv.conf'):
@@ -165,6 +180,8 @@ class WaysStage(Stage):
     def fail(self, case: Case, image_id: str) -> Callable[[], None]:
         """Have the way fail, and return what undoes that."""
         name = case.name
+        if DATABASE in case.ways:
+            return self._fail_database(name)
         if name.startswith(('exporter-frozen', 'reopen')) \
                 or (name == 'disk-hangs' and self.way == CEPH):
             ceph = 'osd' if name == 'disk-hangs' else ''
@@ -206,6 +223,74 @@ class WaysStage(Stage):
                 self.issue(machine)
             return lambda: None
         return self._kill_one(name)
+
+    def removed(self) -> list[str]:
+        """Return the images' files that are gone since this was asked last, though none may be."""
+        found, self._removed = self._removed, []
+        return found
+
+    def _fail_database(self, name: str) -> Callable[[], None]:
+        """Have the database be away or hold something else; return what undoes that."""
+        database, before = self._database, set(self._files())
+        assert database is not None
+        if name == 'two-services':
+            # As one that was started with an empty volume in the place of its own.
+            other = self._second()
+            return lambda: self._end_second(other, before)
+        if name.startswith('database-away') or name == 'node-rebooted':
+            undo = database.go_away()
+            if name == 'node-rebooted':
+                self._reboot()
+        elif name == 'database-corrupt':
+            undo = database.spoil()
+            self._kill(STORAGE)
+        else:
+            rows = database.copy()
+            if name.endswith('restart'):
+                self._kill(STORAGE)
+            database.put({} if name == 'database-empty' else self._first)
+
+            def undo() -> None:
+                database.put(rows)
+                database.accept(self.until)
+
+        def mend() -> None:
+            self._removed += sorted(before - set(self._files()))
+            undo()
+
+        return mend
+
+    def _files(self) -> list[str]:
+        return storageside.files(str(self.root / 'storage/state/images'))
+
+    def _reboot(self) -> None:
+        """Have all processes of the storage node end, and what is in memory be gone."""
+        for process in (STORAGE, EXPORTER):
+            self._kill(process)
+        for name in ('r', 'memory'):
+            for path in (self.root / name).iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _second(self) -> Worker:
+        """Start another service of the same name by the same database."""
+        root = self.root / 'second'
+        for name in ('storage/tmp', 'log', 'glance', 'g', 'r', 'memory'):
+            (root / name).mkdir(parents=True)
+        options = {**self._options_of(STORAGE), 'export_port': _SECOND_PORT}
+        return Worker(self.network.storage, lambda: StorageSide(str(root), options), Clock())
+
+    def _end_second(self, worker: Worker, before: set[str]) -> None:
+        text = (self.root / 'second/log/storage.log').read_text()
+        if not worker.has_ended and worker._process.is_alive():
+            self._removed.append('nothing, and a second service runs by one database')
+        elif 'another glance-bootcache works as' not in text:
+            self._removed.append('nothing, and a second service was not told why it cannot run')
+        pid = _read_pid(self.root / 'second/r/exporter.pid')
+        worker.close()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.root / 'second')
+        self._removed += sorted(before - set(self._files()))
 
     def _kill_one(self, name: str) -> Callable[[], None]:
         """Kill a process of the host; what is returned waits until it runs again."""

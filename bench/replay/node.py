@@ -34,6 +34,7 @@ from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.smallca import SmallCA
 from glance_bootcache.storage.exporter import Exporter
+from tools import storedimages
 
 PORT, TAP_PORT, IMAGE_PORT = 10809, 10810, 8080
 # Of exporters that are reached past the tap: without TLS, and by TLS.
@@ -184,7 +185,9 @@ class Node:
             subprocess.run(['rbd', '--conf', conf, *command], check=True, capture_output=True)
         size = os.path.getsize(path)
         facts = ImageFacts(image_id, 'active', 'raw', 'bare', size, f'sha512:{digest}', 0, 0, {})
-        base = CephBases(self._conf('', **options)).obtain(facts, lambda: None, lambda count: None)
+        own = self._conf('', state_dir=f'{self.directory}/state', **options)
+        base = CephBases(own).obtain(
+            facts, storedimages.opened(own).files, lambda: None, lambda count: None)
         if base is None:
             raise RuntimeError(f'{image_id} cannot be read in Ceph')
         made = dataclasses.replace(

@@ -24,12 +24,12 @@ from oslo_config import cfg
 
 from bench.service import methods
 from bench.service.player import Player
-from tools import standins
+from tools import databases, standins
 from tools.ports import free_port
 from tools.rabbit import Rabbit
 
 TOP = Path(__file__).resolve().parents[2]
-SQLITE = 'sqlite'
+SQLITE, MARIADB = 'sqlite', 'mariadb'
 # Of an image: little, as the benchmark is about messages.
 _IMAGE_BYTES = 4096
 # glance-bootcache's default.
@@ -55,9 +55,20 @@ class Database:
     pids: Sequence[int] = ()
 
 
+@contextlib.contextmanager
+def _mariadb() -> Iterator[Database]:
+    server = databases.MariaDB()
+    try:
+        found = Database(MARIADB, server.database(), [server.pid])
+        databases.made(found.connection).close()
+        yield found
+    finally:
+        server.remove()
+
+
 # Each is there within the block.
 DATABASES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Database]]] = {
-    SQLITE: lambda: contextlib.nullcontext(Database(SQLITE))}
+    SQLITE: lambda: contextlib.nullcontext(Database(SQLITE)), MARIADB: _mariadb}
 
 
 @dataclasses.dataclass(frozen=True)

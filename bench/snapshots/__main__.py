@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from bench.replay.netns import Network
 from bench.snapshots import bootfigures, boots, figures, servers
 from bench.snapshots.servers import Disk, qemu
 from bench.snapshots.stores import CephStore, FilesStore, Setup
+from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.sending import Sending, new_export
 from glance_bootcache.storage.exporters import COMMON, Exporters
 
@@ -83,11 +85,13 @@ class Measuring:
     :ivar options: of the command line.
     :ivar network: with hosts, the storage node and the OSD's machine.
     :ivar home: a directory, where hosts have their disks.
+    :ivar records: of the product's snapshots, by image.
     """
 
     options: argparse.Namespace
     network: Network
     home: str
+    records: dict[str, Record] = dataclasses.field(default_factory=dict)
 
     def measure(self, setup: Setup, counts: Sequence[int]) -> list[dict[str, Any]]:
         """Take snapshots of each number of servers, in each way, as often as wanted."""
@@ -129,8 +133,7 @@ class Measuring:
                 for who, names in groups.items()}
         if sending is not None:
             for image_id in ids:
-                store.snapshots.settled(image_id)
-            store.after()
+                store.snapshots.settled(self.records[image_id], math.inf)
         after = time.monotonic() - began - seconds
         stored = store.used() - before
         # What is compared comes over the links as well, and is not measured.
@@ -155,12 +158,15 @@ class Measuring:
                 host, self.network.address(self.network.storage), disk,
                 lambda stream, size: store.upload(image_id, stream, size))
             return
-        export = new_export()
-        told = sending.begin(store.snapshots, store.manifest, image_id, export, disk.virtual_bytes,
-                             COMMON)
+        made = store.manifest.made
+        record, told = sending.begin(
+            Record(image_id, store.snapshots.name, export=new_export(), base=made.base_path,
+                   disk_format=made.image_format), store.manifest, disk.virtual_bytes, COMMON)
+        self.records[image_id] = record
         servers.send(host, told, disk)
-        store.take(image_id, sending.finish(store.snapshots, image_id, export, disk.virtual_bytes,
-                                             lambda: None))
+        url = sending.finish(record, disk.virtual_bytes, lambda: None,
+                             lambda record: self.records.update({image_id: record}))
+        store.take(image_id, url, record.work)
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 _GRANULARITY = 4096
 _QUOTA = 1 << 30
@@ -49,11 +49,12 @@ class StorageSide:
         for name in ('state', 'run'):
             os.makedirs(f'{home}/{name}')
         self._conf: Any = configured(home, address, gateway_socket=GATEWAY_SOCKET)
-        self._store = ImageStore(self._conf.bootcache.state_dir)
+        database = start.wait_for(self._conf)
+        self._store = storedimages.opened(self._conf, database)
         self._exporters = Exporters(self._conf, f'{home}/clients.json')
         self._exporters.start()
         self._tiers = StorageTiers(self._conf, self._store, self._exporters,
-                                   LastUses(start.wait_for(self._conf)))
+                                   LastUses(database))
         self._tiers.start(())
         running = Running(1)
         self._facts: dict[str, ImageFacts] = {}
@@ -82,8 +83,7 @@ class StorageSide:
         self._files[image_id] = path
         self._facts[image_id] = ImageFacts(image_id, 'active', 'qcow2', 'bare', size, content, 0, 0,
                                            properties, owner=_OWNER)
-        os.makedirs(self._store.directory(image_id), exist_ok=True)
-        self._store.save(Manifest(image_id, Standing.DONE, made=Made(
+        storedimages.put(self._store, Manifest(image_id, Standing.DONE, made=Made(
             base_path=path, base_hash=content, image_format='qcow2', stored_bytes=size,
             base_export=naming.content_export_name(image_id, content),
             virtual_bytes=virtual_bytes(path, 'qcow2'))).wishing(
@@ -92,11 +92,11 @@ class StorageSide:
     def learn(self, image_id: str, extents: Sequence[Extent]) -> None:
         """Have a profile boot's working set of an image."""
         manifest = self._known(image_id)
-        name = self._store.save_working_set(image_id, WorkingSet(
+        sha256 = self._store.save_working_set(image_id, WorkingSet(
             image_id, manifest.made.base_hash, manifest.made.virtual_bytes, _GRANULARITY,
             tuple(extents)))
-        self._store.save(manifest.making(working_set=WorkingSetInfo(
-            name, workingset.total_bytes(extents), len(extents), _GRANULARITY, 'nova', 'marker',
+        storedimages.put(self._store, manifest.making(working_set=WorkingSetInfo(
+            sha256, workingset.total_bytes(extents), len(extents), _GRANULARITY, 'nova', 'marker',
             1.0, _MARKER)))
 
     def build(self, image_id: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class StorageSide:
         job = ImageJob(image_id, Step.BUILD)
         began = time.monotonic()
         if self._known(image_id).made.working_set is None:
-            self._work.inherit(self._facts[image_id], job)
+            self._work.inheriting.inherit(self._facts[image_id], job)
         self._work.build(self._facts[image_id], job)
         seconds = time.monotonic() - began
         manifest = self._known(image_id)

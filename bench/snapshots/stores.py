@@ -27,7 +27,8 @@ from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
-from glance_bootcache.snapshots.stores import SnapshotStore, Stored
+from glance_bootcache.snapshots.stores import SnapshotStore
+from tools import storedimages
 
 _ALGORITHM = 'sha512'
 _STEADY_SECONDS = 1.0
@@ -73,11 +74,8 @@ class Store(Protocol):
     def upload(self, image_id: str, stream: Any, size: int) -> None:
         """Store what is uploaded, as Glance does."""
 
-    def take(self, image_id: str, stored: Stored) -> None:
-        """Make a snapshot of ours an image, where it has to be uploaded."""
-
-    def after(self) -> None:
-        """Do what the storage service does in upkeep, to its end."""
+    def take(self, image_id: str, url: str, work: str) -> None:
+        """Make a snapshot of ours an image; without a URL its file is uploaded."""
 
     def compare(self, image_id: str, disk: Disk, image_format: str) -> None:
         """Compare an image with the disk that it is of; it is an error if they differ."""
@@ -154,14 +152,10 @@ class FilesStore:
     def upload(self, image_id: str, stream: Any, size: int) -> None:
         self._glance.add(image_id, stream, size, _ALGORITHM)
 
-    def take(self, image_id: str, stored: Stored) -> None:
-        if stored.path:
-            with open(stored.path, 'rb') as stream:
-                self.upload(image_id, stream, os.stat(stored.path).st_size)
-
-    def after(self) -> None:
-        while os.listdir(f'{self.conf.bootcache.state_dir}/snapshots'):
-            self.snapshots.tidy()
+    def take(self, image_id: str, url: str, work: str) -> None:
+        if not url:
+            with open(work, 'rb') as stream:
+                self.upload(image_id, stream, os.stat(work).st_size)
 
     def compare(self, image_id: str, disk: Disk, image_format: str) -> None:
         qemu('qemu-img', 'compare', '-f', image_format, '-F', 'qcow2',
@@ -197,8 +191,9 @@ class CephStore:
         self.base_bytes = self.used() - before
         self.conf = configured(home, address, rbd_store_pool='images',
                                rbd_store_ceph_conf=str(ceph.conf), rbd_snapshot_pool=_POOL)
-        self.snapshots: Any = RbdSnapshots(self.conf)
-        clone = CephBases(self.conf).obtain(facts, lambda: None, lambda count: None)
+        files = storedimages.opened(self.conf).files
+        self.snapshots: Any = RbdSnapshots(self.conf, files)
+        clone = CephBases(self.conf).obtain(facts, files, lambda: None, lambda count: None)
         if clone is None:
             raise RuntimeError('the base is not read in Ceph; its log says why')
         self.manifest = Manifest(facts.image_id, Standing.DONE, made=Made(
@@ -228,11 +223,8 @@ class CephStore:
     def upload(self, image_id: str, stream: Any, size: int) -> None:
         self._urls[image_id] = self._glance.add(image_id, stream, size, _ALGORITHM)[0]
 
-    def take(self, image_id: str, stored: Stored) -> None:
-        self._urls[image_id] = stored.url
-
-    def after(self) -> None:
-        """Nothing is left to be done."""
+    def take(self, image_id: str, url: str, work: str) -> None:
+        self._urls[image_id] = url
 
     def compare(self, image_id: str, disk: Disk, image_format: str) -> None:
         pool, image, snapshot = self._urls[image_id].split('/')[3:]

@@ -15,7 +15,7 @@ from typing import Any
 
 _SCHEME = 'rbd:'
 # Glance's RBD store has the image's id as the image's name, and one snapshot.
-_SNAPSHOT = 'snap'
+SNAPSHOT = 'snap'
 # Of what Glance shows of an image's locations, so many are looked at.
 _MOST_LOCATIONS = 8
 # What Ceph's commands take for a name, and for nothing else.
@@ -143,7 +143,7 @@ def snapshots(image_id: str, shown: Mapping[str, Any], *pools: str) -> list[RbdS
         if isinstance(locations, list) else []
     urls.append(shown.get('direct_url'))
     found = [_of_url(url) for url in urls if isinstance(url, str)]
-    found += [RbdSnapshot(pool, image_id, _SNAPSHOT) for pool in pools]
+    found += [RbdSnapshot(pool, image_id, SNAPSHOT) for pool in pools]
     return list(dict.fromkeys(place for place in found
                               if place is not None and place.pool in pools))
 

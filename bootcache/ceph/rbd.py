@@ -12,13 +12,13 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from oslo_concurrency import processutils
-
-from bootcache import exception
+from bootcache import exception, watched
 from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.util.backoff import CircuitBreaker
+
+T = TypeVar('T')
 
 PACKAGE = 'ceph-common'
 # Until the cluster has answered at all, and until an operation has.
@@ -104,13 +104,7 @@ class Rbd:
 
     def size(self, clone: RbdClone) -> int:
         """Return a clone's size in bytes; the errors are those of ``clone``."""
-        return int(self._info(clone)['size'])
-
-    def _info(self, clone: RbdClone) -> dict[str, Any]:
-        told = self._told('info', *place(clone))
-        if not isinstance(told, dict) or not isinstance(told.get('size'), int):
-            raise exception.BootcacheError(f'rbd info tells nothing of {clone.path}: {told!r:.100}')
-        return told
+        return self._told(lambda told: int(told['size']), 'info', *place(clone))
 
     def origin(self, clone: RbdClone) -> RbdOrigin | None:
         """Return where a clone comes from; None if it is none. The errors are those of ``clone``.
@@ -132,19 +126,16 @@ class Rbd:
         if not parent:
             return {}, ''
         for _attempt in range(_LOOKS):
-            listed = self._told('snap', 'ls', '--all', '--pool', str(parent.get('pool')),
-                                '--image-id', str(parent.get('id')))
+            ids = self._told(lambda told: {one['name']: str(one['id']) for one in told},
+                             'snap', 'ls', '--all', '--pool', str(parent.get('pool')),
+                             '--image-id', str(parent.get('id')))
             before, parent = parent, self._parent(clone)
             if before == parent:
-                return parent, next((
-                    str(one['id']) for one in (listed if isinstance(listed, list) else ())
-                    if isinstance(one, dict) and one.get('name') == parent.get('snapshot')
-                    and 'id' in one), '')
+                return parent, ids.get(parent.get('snapshot'), '')
         raise exception.BootcacheError(f'the parent of {clone.path} changes again and again')
 
     def _parent(self, clone: RbdClone) -> dict[str, Any]:
-        parent = self._info(clone).get('parent')
-        return parent if isinstance(parent, dict) else {}
+        return self._told(lambda told: dict(told.get('parent') or {}), 'info', *place(clone))
 
     def fsid(self) -> str:
         """Return the cluster's id; the errors are those of ``clone``."""
@@ -154,10 +145,8 @@ class Rbd:
 
     def clones(self, pool: str, namespace: str) -> list[RbdClone]:
         """Return what is in a namespace; the errors are those of ``clone``."""
-        names = self._told('ls', '--pool', pool, '--namespace', namespace)
-        if not isinstance(names, list):
-            raise exception.BootcacheError(f'rbd ls tells no names: {names!r:.100}')
-        return [RbdClone(pool, namespace, str(name)) for name in names]
+        return self._told(lambda names: [RbdClone(pool, namespace, str(name)) for name in names],
+                          'ls', '--pool', pool, '--namespace', namespace)
 
     def remove(self, clone: RbdClone) -> bool:
         """Remove a clone; False if somebody has it open. The errors are those of ``clone``."""
@@ -247,46 +236,31 @@ class Rbd:
                 '--rados_mon_op_timeout', str(_ANSWER_SECONDS),
                 '--rados_osd_op_timeout', str(_ANSWER_SECONDS), *arguments]
 
-    def _told(self, command: str, *arguments: str) -> Any:
-        # Of a group of commands the second word names it.
-        out = self._run('rbd', command, *arguments, '--format', 'json')
+    def _told(self, read: Callable[[Any], T], *arguments: str) -> T:
+        """Return what is read of a command of rbd's own JSON."""
+        out = self._run('rbd', *arguments, '--format', 'json')
         try:
-            return json.loads(out)
-        except ValueError as error:
-            raise exception.BootcacheError(f'rbd {command} tells no JSON: {out!r:.100}') from error
+            return read(json.loads(out))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise exception.BootcacheError(
+                f'rbd {arguments[0]} is not understood ({error!r}): {out!r:.100}') from error
 
     def _run(self, program: str, *arguments: str) -> str:
         if not self._health.may_ask():
             raise exception.Interrupted('Ceph did not answer just now')
-        try:
-            out = self._execute(program, *arguments)
-        except exception.Interrupted:
-            self._health.failed()
-            raise
-        except BaseException:
-            self._health.answered()
-            raise
-        self._health.answered()
-        return out
+        with self._health.hearing(lambda error: isinstance(error, exception.Interrupted)):
+            return self._execute(program, *arguments)
 
     def _execute(self, program: str, *arguments: str) -> str:
-        started: list[Any] = []
         what = f'{program} {arguments[0]}' if program == 'rbd' else program
         try:
-            out: str
-            out, _err = processutils.execute(*self._command(program, *arguments),
-                                             timeout=_COMMAND_SECONDS, on_execute=started.append)
-        except subprocess.TimeoutExpired as error:
-            for process in started:
-                process.kill()
-                process.wait()
+            code, out, said = watched.output(what, self._command(program, *arguments),
+                                             _COMMAND_SECONDS)
+        except exception.Interrupted as error:
             raise exception.Interrupted(
-                f'{what} was not done after {_COMMAND_SECONDS} s; is Ceph up?') from error
-        except processutils.ProcessExecutionError as error:
-            raise _fault(what, error, self.user) from error
-        except OSError as error:
-            raise exception.Interrupted(
-                f'{program} cannot be run ({error}); Debian has it in {PACKAGE}') from error
+                f'{error}; is {PACKAGE} installed, and is Ceph up?') from error
+        if code:
+            raise _fault(what, code, said, self.user)
         return out
 
 
@@ -295,18 +269,17 @@ def place(clone: RbdClone) -> list[str]:
     return ['--pool', clone.pool, '--namespace', clone.namespace, '--image', clone.name]
 
 
-def _fault(what: str, error: processutils.ProcessExecutionError,
-           user: str) -> exception.BootcacheError:
+def _fault(what: str, code: int, stderr: str, user: str) -> exception.BootcacheError:
     """Tell by what a command says what was wrong."""
-    said = [line.strip() for line in (error.stderr or '').splitlines() if line.strip()]
+    said = [line.strip() for line in stderr.splitlines() if line.strip()]
     # Those of its log begin with a time; the others are for people.
     detail = '; '.join(line for line in said if not line[0].isdigit())[-_SAID_BYTES:]
-    text = f'{what} failed (exit {error.exit_code}): {detail}'
+    text = f'{what} failed (exit {code}): {detail}'
     if why := _keyless(said, user):
         return RbdNoKey(f'{what} failed: {why}')
-    if error.exit_code < 0 or any(words in detail for words in _AWAY):
+    if code < 0 or any(words in detail for words in _AWAY):
         return exception.Interrupted(f'{text}; is Ceph up?')
-    if error.exit_code == errno.EBUSY:
+    if code == errno.EBUSY:
         return RbdInUse(text)
     if 'Operation not permitted' in detail:
         return RbdRefused(text)

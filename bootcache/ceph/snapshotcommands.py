@@ -6,11 +6,9 @@ import subprocess
 from typing import IO
 
 from bootcache import exception
-from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
+from bootcache.ceph.places import SNAPSHOT, RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.ceph.rbd import Rbd, RbdAbsent, place
 
-# As Glance's RBD store calls it, for each image.
-SNAPSHOT = 'snap'
 # Bytes of an object. The first write to one copies all of it from the parent: with the 8 MiB of
 # Glance's images 30 MB of changes in a hundred places store a GB.
 SMALL = '64K'
@@ -71,11 +69,6 @@ class SnapshotCommands(Rbd):
         """
         self._run('rbd', 'resize', '--no-progress', '--size', f'{size}B', *place(clone))
 
-    def rename(self, clone: RbdClone, to: RbdClone) -> None:
-        """Give an image another name, within its pool."""
-        self._run('rbd', 'mv', *place(clone), '--dest-pool', to.pool,
-                  '--dest-namespace', to.namespace, '--dest', to.name)
-
     def freeze(self, image: RbdClone) -> None:
         """Give an image the snapshot that Glance reads, protected as Glance's own; it may have it.
         """
@@ -93,11 +86,8 @@ class SnapshotCommands(Rbd):
             self._run('rbd', 'snap', 'rm', '--no-progress', *place(image), '--snap', SNAPSHOT)
 
     def _snapshots(self, image: RbdClone) -> dict[str, bool]:
-        told = self._told('snap', 'ls', *place(image))
-        if not isinstance(told, list):
-            raise exception.BootcacheError(f'rbd snap ls tells nothing of {image.path}')
-        return {str(entry['name']): entry.get('protected') in (True, 'true') for entry in told
-                if isinstance(entry, dict) and 'name' in entry}
+        return self._told(lambda told: {str(entry['name']): entry.get('protected') in (True, 'true')
+                                        for entry in told}, 'snap', 'ls', *place(image))
 
     def depth(self, origin: RbdOrigin, most: int) -> int:
         """Return how many images are below an image, each the next one's parent.
@@ -105,11 +95,8 @@ class SnapshotCommands(Rbd):
         :param most: more are not counted.
         """
         count, named = 0, ['--pool', origin.pool, '--image-id', origin.id]
-        while count < most:
-            told = self._told('info', *named)
-            parent = told.get('parent') if isinstance(told, dict) else None
-            if not isinstance(parent, dict):
-                break
+        while count < most and (parent := self._told(
+                lambda told: dict(told.get('parent') or {}), 'info', *named)):
             count += 1
             named = ['--pool', str(parent.get('pool')),
                      '--namespace', str(parent.get('pool_namespace', '')),
@@ -118,8 +105,7 @@ class SnapshotCommands(Rbd):
 
     def purge(self, pool: str) -> None:
         """Remove from a pool's trash what has no children any more."""
-        listed = self._told('trash', 'ls', '--pool', pool)
-        if not isinstance(listed, list) or not listed:
+        if not self._told(list, 'trash', 'ls', '--pool', pool):
             return
         with contextlib.suppress(RbdAbsent):
             try:

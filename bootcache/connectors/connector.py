@@ -89,12 +89,11 @@ class Connector:
         :raises StorageDaemonError: if it cannot be opened, or the connector does not answer.
         """
         with self._daemon.session() as session:
-            taken = {entry['id'] for entry in session.execute('query-block-exports')}
-            if any(entry.startswith(f'c{digest(export)}-') for entry in self._daemon.exports()):
+            taken = [entry for entry in session.execute('query-block-exports')
+                     if self._digest(entry['id']) == digest(export)]
+            if not all(entry['shutting-down'] for entry in taken):
                 return
-            numbers = [int(entry.rpartition('-')[2]) for entry in taken
-                       if entry.startswith(f'c{digest(export)}-')]
-            number = max(numbers, default=-1) + 1
+            number = max((int(entry['id'].rpartition('-')[2]) for entry in taken), default=-1) + 1
             name = f'c{digest(export)[:24]}-{number}'
             with contextlib.suppress(exception.StorageDaemonError):
                 # Left by a crash between a node and its export.

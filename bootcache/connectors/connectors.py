@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 
 from oslo_log import log as logging
 
-from bootcache import errorlog, exception, steps
+from bootcache import exception, steps
 from bootcache.connectors import connector, probe
 from bootcache.connectors.connector import Connector
 from bootcache.connectors.probe import Answer
@@ -181,7 +181,8 @@ class Connectors:
         """
         link = self.socket(export)
         before, was_parked = target(link), is_parked(link)
-        name = next((name for name in self._names(way) if name not in avoid), '')
+        names = (f'{way.origin}-{number}' for number in range(_NUMBERS))
+        name = next((name for name in names if name not in avoid), '')
         if not name:
             raise exception.StorageDaemonBusy(f'{way.text}: its connectors have no answer')
         try:
@@ -227,10 +228,6 @@ class Connectors:
         except exception.StorageDaemonError as error:
             # Nobody waits if that has ended; else upkeep asks again.
             LOG.warning('who waits for %s is not sent on: %s', export, error)
-
-    @staticmethod
-    def _names(way: Way) -> list[str]:
-        return [f'{way.origin}-{number}' for number in range(_NUMBERS)]
 
     def _link(self, export: str, file: str) -> None:
         link = self.socket(export)
@@ -304,15 +301,12 @@ class Connectors:
         """
         found = set()
         used = self._used()
-        self._logs = {name: self._logs.get(name) or self._log(name) for name in used}
+        self._logs = {name: self._logs.get(name) or ErrorLog(self._of(name).log_path)
+                      for name in used}
         for log in self._logs.values():
             with contextlib.suppress(OSError):
                 found.add(log.looping())
         return {export for export in found if export is not None}
-
-    def _log(self, name: str) -> ErrorLog:
-        path = self._of(name).log_path
-        return ErrorLog(path, errorlog.apart(path))
 
     def is_fresh(self, export: str) -> bool:
         """Tell whether somebody may be about to open a base."""

@@ -207,28 +207,28 @@ def fetch(client: ExchangeClient, wanted: Exchanged, path: str, keep_seconds: fl
     now = time.monotonic()
     watch = Stillness(now if begun is None else begun)
     name = _patient(client, watch).fetch(wanted.torrent, path, wanted.peers, rate)
-    is_held = True
+    soon = client.with_timeout(_DROP_SECONDS)
     try:
         progress = _wait(client, name, wanted, check, watch, now + seconds, rate)
         # Whatever libtorrent says: it is what the storage service built, or nobody reads it.
         if wanted.sha256 and (found := savefile.file_digest(path)) != wanted.sha256:
             raise exception.ExchangeFailed(
                 f'{path} was exchanged, and has the sha256 {found} instead of {wanted.sha256}')
-        asked = client.with_timeout(_DROP_SECONDS)
         if keep_seconds:
-            asked.keep(name, keep_seconds)
+            soon.keep(name, keep_seconds)
         else:
-            asked.drop(name)
-        is_held = False
+            soon.drop(name)
         return progress
     except exception.ExchangeStalled:
         # One that may still be written to here, before it is verified, is not gone on with.
-        client.with_timeout(_DROP_SECONDS).drop(name)
-        is_held = False
+        soon.drop(name)
         raise
-    finally:
-        if is_held:
-            _drop(client, name)
+    except BaseException:
+        try:
+            soon.drop(name)
+        except exception.ExchangeFailed as error:
+            LOG.warning('%s: %s', name, error)
+        raise
 
 
 def _wait(client: ExchangeClient, name: str, wanted: Exchanged,
@@ -269,10 +269,3 @@ def _patient(client: ExchangeClient, watch: Stillness) -> ExchangeClient:
     """Return a client that waits for as long as nothing may come, less what dropping it takes."""
     left = watch.since + patience.GIVE_UP_AFTER - _DROP_SECONDS - time.monotonic()
     return client.with_timeout(max(left, _LEAST_ANSWER_SECONDS))
-
-
-def _drop(client: ExchangeClient, name: str) -> None:
-    try:
-        client.with_timeout(_DROP_SECONDS).drop(name)
-    except exception.ExchangeFailed as error:
-        LOG.warning('%s: %s', name, error)

@@ -2,7 +2,7 @@
 
 import base64
 import contextlib
-import ipaddress
+import dataclasses
 import os
 import socketserver
 import stat
@@ -14,15 +14,33 @@ from oslo_log import log as logging
 from bootcache import exception
 from bootcache.exchange import control, torrent
 from bootcache.exchange.members import Members
-from bootcache.exchange.session import MOST_PEERS, ExchangeSession, Peer
+from bootcache.exchange.session import ExchangeSession
+from bootcache.rpc import fields
+from bootcache.rpc.fields import Binary, Name, Peers, Seconds, Sha256, Size
 
 LOG = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 5
-_MOST_SECONDS = 7 * 86400
 _UPKEEP_SECONDS = 0.5
 
-Method = Callable[[dict[str, Any], int], Any]
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a service asks, as ``ExchangeClient`` does.
+
+    :ivar method: a method of this name of ``ExchangeSession``, or ``describe``.
+    :ivar name: of a torrent.
+    :ivar peers: address and port of each.
+    :ivar rate: bytes a second at most; 0 for no limit.
+    :ivar for_seconds: for which a file is given.
+    """
+
+    method: Name
+    name: Sha256 = ''
+    torrent: Binary = b''
+    peers: Peers = ()
+    rate: Size = 0
+    for_seconds: Seconds = 0.0
 
 
 class ExchangeServer(socketserver.ThreadingUnixStreamServer):
@@ -48,15 +66,19 @@ class ExchangeServer(socketserver.ThreadingUnixStreamServer):
         finally:
             os.umask(before)
         # What is told of a file needs none; what begins something needs one.
-        self._methods: dict[str, Method] = {
-            'fetch': self._fetch, 'give': self._give, 'describe': self._describe,
-            'connect': lambda asked, _file: session.connect(_name(asked), _peers(asked)),
-            'start_over': lambda asked, _file: session.start_over(_name(asked), _peers(asked)),
-            'keep': lambda asked, _file: session.keep(_name(asked), _seconds(asked)),
-            'drop': lambda asked, _file: session.drop(_name(asked)),
-            'look': lambda asked, _file: session.look(_name(asked)),
+        self._methods: dict[str, Callable[[Asked, int], Any]] = {
+            'fetch': lambda asked, file: session.fetch(asked.torrent, _file(file), asked.peers,
+                                                       asked.rate),
+            'give': lambda asked, file: session.give(asked.torrent, _file(file),
+                                                     asked.for_seconds),
+            'describe': self._describe,
+            'connect': lambda asked, _: session.connect(asked.name, asked.peers),
+            'start_over': lambda asked, _: session.start_over(asked.name, asked.peers),
+            'keep': lambda asked, _: session.keep(asked.name, asked.for_seconds),
+            'drop': lambda asked, _: session.drop(asked.name),
+            'look': lambda asked, _: session.look(asked.name),
             'pieces': self._pieces,
-            'files': lambda asked, _file: session.files()}
+            'files': lambda _asked, _: session.files()}
 
     def service_actions(self) -> None:
         """Keep the session in order: socketserver calls this now and then."""
@@ -74,34 +96,30 @@ class ExchangeServer(socketserver.ThreadingUnixStreamServer):
         """Tell of an error that no answer tells of."""
         LOG.exception('bootcache: unexpected error')
 
-    def answer(self, asked: dict[str, Any], descriptor: int | None) -> dict[str, Any]:
+    def answer(self, message: dict[str, Any], descriptor: int | None) -> dict[str, Any]:
         """Do what is asked, and say what came of it.
 
-        :param descriptor: of the file that came with it.
+        :param descriptor: of the file that came with the message.
         """
-        method = self._methods.get(str(asked.get('method')))
         try:
-            if method is None:
-                raise exception.ExchangeFailed(f'{str(asked.get("method"))[:40]!r} is not known')
-            return {'answer': method(asked, -1 if descriptor is None else descriptor)}
+            asked = fields.read(Asked, message)
+            if asked.method not in self._methods:
+                raise exception.ExchangeFailed(f'{asked.method[:40]!r} is not known')
+            return {'answer': self._methods[asked.method](
+                asked, -1 if descriptor is None else descriptor)}
+        except fields.OutOfBounds as error:
+            return {'error': f'{error.part}: {error}'}
         except exception.BootcacheError as error:
             return {'error': str(error)}
         except OSError as error:
             return {'error': f'{error.filename or "the file"}: {error.strerror}'}
 
-    def _fetch(self, asked: dict[str, Any], descriptor: int) -> str:
-        return self.session.fetch(_torrent(asked), _file(descriptor), _peers(asked),
-                                  _count(asked, 'rate'))
-
-    def _give(self, asked: dict[str, Any], descriptor: int) -> str:
-        return self.session.give(_torrent(asked), _file(descriptor), _seconds(asked))
-
-    def _describe(self, _asked: dict[str, Any], descriptor: int) -> dict[str, Any]:
+    def _describe(self, _asked: Asked, descriptor: int) -> dict[str, Any]:
         made = torrent.make(f'/proc/self/fd/{_file(descriptor)}', self._members.ca())
         return {'torrent': base64.b64encode(made.data).decode(), 'name': made.name}
 
-    def _pieces(self, asked: dict[str, Any], _descriptor: int) -> dict[str, Any]:
-        size, there = self.session.pieces(_name(asked))
+    def _pieces(self, asked: Asked, _descriptor: int) -> dict[str, Any]:
+        size, there = self.session.pieces(asked.name)
         return {'piece_bytes': size, 'there': ''.join('01'[is_there] for is_there in there)}
 
 
@@ -125,52 +143,7 @@ class _Request(socketserver.BaseRequestHandler):
                 os.close(descriptor)
 
 
-# What is asked, read.
-
-def _refused(what: str) -> exception.ExchangeFailed:
-    return exception.ExchangeFailed(f'a message has no {what}, or none that can be')
-
-
-def _name(asked: dict[str, Any]) -> str:
-    name = asked.get('name')
-    if not isinstance(name, str) or len(name) != 64:
-        raise _refused('name')
-    return name
-
-
-def _torrent(asked: dict[str, Any]) -> bytes:
-    try:
-        return base64.b64decode(asked['torrent'], validate=True)
-    except (KeyError, TypeError, ValueError):
-        raise _refused('torrent') from None
-
-
 def _file(descriptor: int) -> int:
     if descriptor < 0 or not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise _refused('file')
+        raise exception.ExchangeFailed('with the message comes no file, or none that can be')
     return descriptor
-
-
-def _count(asked: dict[str, Any], what: str) -> int:
-    value = asked.get(what)
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise _refused(what)
-    return value
-
-
-def _seconds(asked: dict[str, Any]) -> float:
-    value = asked.get('for_seconds')
-    if not isinstance(value, int | float) or not 0 <= value <= _MOST_SECONDS:
-        raise _refused('for_seconds')
-    return float(value)
-
-
-def _peers(asked: dict[str, Any]) -> list[Peer]:
-    try:
-        peers = [(str(ipaddress.ip_address(str(address))), int(port))
-                 for address, port in asked['peers']]
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise _refused('peers') from None
-    if len(peers) > MOST_PEERS or not all(0 < port < 1 << 16 for _address, port in peers):
-        raise _refused('peers')
-    return peers

@@ -175,9 +175,17 @@ def mapping(value: Any, most: int = _MOST_FIELDS) -> dict[Any, Any]:
     return value
 
 
-def _list_of(bound: Bound, most: int) -> Bound:
+def _list_of(bound: Bound, most: int, form: type = list) -> Bound:
     return Bound(f'a list of at most {most} entries, each {bound.wanted}',
-                 lambda value: [bound(entry) for entry in sequence(value, most)])
+                 lambda value: form(map(bound, sequence(value, most))))
+
+
+def _pair(wanted: str, first: Bound, second: Bound) -> Bound:
+    def read(value: Any) -> tuple[Any, Any]:
+        one, other = sequence(value, 2)
+        return first(one), second(other)
+
+    return Bound(wanted, read)
 
 
 def _granularity(value: Any) -> int:
@@ -187,16 +195,6 @@ def _granularity(value: Any) -> int:
 
 def _address(value: Any) -> str:
     return str(ipaddress.ip_address(NAME(value)))
-
-
-def _giver(value: Any) -> tuple[str, int]:
-    address, count = sequence(value, 2)
-    return _ADDRESS(address), _SIZE(count)
-
-
-def _place(value: Any) -> tuple[str, int]:
-    host, port = sequence(value, 2)
-    return NAME(host), _PORT(port)
 
 
 NAME = _printable(LONGEST_NAME, '', f'a name of at most {LONGEST_NAME} printable characters')
@@ -209,6 +207,7 @@ VERSION = _matching(r'[0-9]{1,4}\.[0-9]{1,4}', 'a version')
 _ADDRESS = Bound('an IPv4 or IPv6 address', _address)
 _SIZE = _whole(0, MOST_BYTES)
 _PORT = _whole(1, 65535)
+_PLACE = _pair('a host and a port', NAME, _PORT)
 
 # An id becomes part of a path. It is read in its canonical form.
 ImageId = Annotated[str, IMAGE_ID]
@@ -246,13 +245,14 @@ PastTime = Annotated[float, _number(math.inf, 'a time in seconds since the epoch
 Expiry = Annotated[float, _number(LATEST, f'a number from 0 to {LATEST:g}')]
 # An address, and how many bytes came from there.
 Givers = Annotated[list[tuple[str, int]], _list_of(
-    Bound('an address with a number of bytes', _giver), MOST_GIVERS)]
+    _pair('an address with a number of bytes', _ADDRESS, _SIZE), MOST_GIVERS)]
 Version = Annotated[str, VERSION]
 # Of answers: where a daemon or an exchange listens; a host may be named.
-Place = Annotated[tuple[str, int], Bound('a host and a port', _place)]
-Places = Annotated[tuple[tuple[str, int], ...], Bound(
-    f'a list of at most {MOST_GIVERS} entries, each a host and a port',
-    lambda value: tuple(map(_place, sequence(value, MOST_GIVERS))))]
+Place = Annotated[tuple[str, int], _PLACE]
+Places = Annotated[tuple[tuple[str, int], ...], _list_of(_PLACE, MOST_GIVERS, tuple)]
+# Where exchanges of other hosts are.
+Peers = Annotated[tuple[tuple[str, int], ...], _list_of(
+    _pair('an address and a port', _ADDRESS, _PORT), MOST_GIVERS, tuple)]
 # A location as Glance takes it, with a scheme; empty if there is none.
 Url = Annotated[str, _matching(r'([a-z][a-z0-9+.-]*://[!-~]{1,1000})?',
                                'a URL of at most 1000 characters')]
@@ -280,21 +280,24 @@ class Entries:
         return f'{"a list" if self.key is None else "a mapping"} of at most {MOST_IMAGES}' \
             f' entries{of}'
 
-    def read(self, value: Any, leave_out: Callable[[OutOfBounds], None]) -> Any:
+    def read(self, value: Any) -> tuple[Any, list[OutOfBounds]]:
         """Read the part.
 
-        :param leave_out: is told of each entry that is left out.
+        :returns: also why entries are left out, of some of them: a report of lies alone would take
+            fifty times its length.
         :raises OutOfBounds: if it is no list or mapping, or too long.
         """
         found: list[Any] = []
+        left_out: list[OutOfBounds] = []
         for entry in sequence(value, MOST_IMAGES) if self.key is None \
                 else mapping(value, MOST_IMAGES).items():
             try:
                 found.append(self.entry(entry) if self.key is None
                              else (self.key(entry[0]), self.entry(entry[1])))
             except OutOfBounds as error:
-                leave_out(error)
-        return frozenset(found) if self.key is None else dict(found)
+                if len(left_out) < MOST_NAMED:
+                    left_out.append(error)
+        return frozenset(found) if self.key is None else dict(found), left_out
 
 
 def bound_of(annotation: Any) -> Any:

@@ -540,6 +540,17 @@ class HostBases(Message[dict[str, Any] | None]):
 
 
 @dataclasses.dataclass(frozen=True)
+class ForgetHost(Message[bool]):
+    """Forget which images' bases a host needs, as it is gone for good.
+
+    Refused of one that has reported within five minutes. The answer: False if nothing is known of
+    the host.
+    """
+
+    host: HostName
+
+
+@dataclasses.dataclass(frozen=True)
 class ImageHosts(Message[dict[str, Any] | None]):
     """Return where an image's cache image is, or None if the image is not known.
 

@@ -7,7 +7,6 @@ from typing import Any, Self
 from bootcache.exception import MessageRefused
 from bootcache.rpc import fields
 from bootcache.rpc.fields import (
-    MOST_NAMED,
     Entries,
     Expiry,
     ImageId,
@@ -158,22 +157,14 @@ class HostReport:
         for field, bound in fields.bounds(cls).items():
             if told.get(field) is None:
                 continue
-
-            def leave_out(error: OutOfBounds, field: str = field,
-                          most: int = len(left_out) + MOST_NAMED) -> None:
-                # A report of lies alone would take fifty times its length.
-                if len(left_out) < most:
-                    left_out.append(MessageRefused(
-                        f'report.{field}', f'{error.part}: {error}' if error.part else str(error)))
-
-            if isinstance(bound, Entries):
-                try:
-                    found[field] = bound.read(told[field], leave_out)
-                except OutOfBounds as error:
+            try:
+                found[field], refused = bound.read(told[field]) if isinstance(bound, Entries) \
+                    else (bound(told[field]), [])
+            except OutOfBounds as error:
+                if isinstance(bound, Entries):
                     raise OutOfBounds(str(error), field) from None
-            else:
-                try:
-                    found[field] = bound(told[field])
-                except OutOfBounds as error:
-                    leave_out(error)
+                refused = [error]
+            left_out += [MessageRefused(
+                f'report.{field}', f'{error.part}: {error}' if error.part else str(error))
+                for error in refused]
         return cls(**found, left_out=tuple(left_out))

@@ -4,9 +4,10 @@ Of the libraries, pybreaker holds a lock over the call, so that servers that boo
 would wait for each other, and circuitbreaker lets all who wait try at once.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any
 
 _MOST_KEYS = 10_000
@@ -153,3 +154,16 @@ class CircuitBreaker:
         with self._lock:
             self._failures += 1
             self._until = self._clock() + self._pause
+
+    @contextlib.contextmanager
+    def hearing(self, is_silence: Callable[[Exception], bool]) -> Iterator[None]:
+        """Note whether the peer answers what the block asks it.
+
+        :param is_silence: tells of an error whether the peer has not answered in its time.
+        """
+        try:
+            yield
+        except Exception as error:
+            (self.failed if is_silence(error) else self.answered)()
+            raise
+        self.answered()

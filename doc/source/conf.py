@@ -32,7 +32,7 @@ autoprogram_cliff_ignored = ['--help', '--format', '--column', '--quote', '--noi
 man_pages = [
     ('cli', 'bootcache', 'look after cache images', [author], 1),
     ('glance-bootcache', 'glance-bootcache', 'the storage service of bootcache', [author], 1),
-    ('bootcache-manage', 'bootcache-manage', 'look after the database of bootcache', [author], 1),
+    ('bootcache-manage', 'bootcache-manage', 'look after database and files of bootcache', [author], 1),
     ('bootcache-status', 'bootcache-status', 'check bootcache before an upgrade', [author], 1),
 ]
 

@@ -84,14 +84,11 @@ class OpenClones:
         if is_new := not self._connectors.name_of(clone.name):
             self._watch.forgive(clone.name)
         try:
-            self._watch.connect(clone.name)
+            with self._opening.hearing(
+                    lambda error: isinstance(error, exception.StorageDaemonBusy)):
+                self._watch.connect(clone.name)
         except exception.StorageDaemonBusy as error:
-            self._opening.failed()
             raise exception.StorageDaemonBusy(f'{clone.path} cannot be opened: {error}') from error
-        except BaseException:
-            self._opening.answered()
-            raise
-        self._opening.answered()
         if is_new:
             # Else nobody who has a base be served waits for Ceph: ``keep`` asks.
             self._learn(clone)

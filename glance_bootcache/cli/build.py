@@ -127,12 +127,10 @@ class BuildFile(Showing):
             savefile.write_json(f'{output}.working-set.json', working_set.to_json())
         finally:
             progress.end()
-        rows = {'cache_image': output, 'cache_bytes': built.bytes,
-                'cache_data_bytes': built.data_bytes, 'cache_extents': len(built.extents),
-                'sha256': built.sha256,
-                'working_set': f'{output}.working-set.json',
-                'working_set_bytes': working_set.bytes,
-                'working_set_extents': len(working_set.extents), 'ended_by': found.ended_by,
-                'boot_seconds': round(found.seconds, 1),
-                'build_seconds': round(took, 2), 'reason': ending.doubt(found.ended_by)}
-        return tuple(rows), tuple(rows.values())
+        return self.dict2columns({
+            'cache_image': output, 'cache_bytes': built.bytes, 'cache_data_bytes': built.data_bytes,
+            'cache_extents': len(built.extents), 'sha256': built.sha256,
+            'working_set': f'{output}.working-set.json', 'working_set_bytes': working_set.bytes,
+            'working_set_extents': len(working_set.extents), 'ended_by': found.ended_by,
+            'boot_seconds': round(found.seconds, 1), 'build_seconds': round(took, 2),
+            'reason': ending.doubt(found.ended_by)})

@@ -17,8 +17,6 @@ from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
 from glance_bootcache.imagefacts import ImageFacts
 
-REMOVED, WOULD_BE, NOTHING, MISSING, FAILED = ('removed', 'would be removed', 'has none',
-                                               'not in Glance', 'failed')
 _ERRORS = (ks_exceptions.ClientException, glance_exceptions.ClientException)
 
 
@@ -82,22 +80,22 @@ class Clean(Listing):
     def _clean(self, images: Images, image_id: str, image: ImageFacts | None,
                dry_run: bool) -> str:
         if image is not None and not glance_images.published(image):
-            return NOTHING
+            return 'has none'
         if image is not None and dry_run:
-            return WOULD_BE
+            return 'would be removed'
         try:
             after = image and images.publish(image_id, {}, _may_write)
         except _ERRORS as error:
-            self.complaints.append(f'not cleaned: {image_id} ({one_line(error)})')
-            return FAILED
-        if after is None:
-            self.complaints.append(f'not cleaned: {image_id} (Glance does not have it)')
-            return MISSING
-        if glance_images.published(after):
-            self.complaints.append(f'not cleaned: {image_id} (Glance is at work on it; try again'
-                                   ' when it is done)')
-            return FAILED
-        return REMOVED
+            outcome, why = 'failed', one_line(error)
+        else:
+            if after is None:
+                outcome, why = 'not in Glance', 'Glance does not have it'
+            elif glance_images.published(after):
+                outcome, why = 'failed', 'Glance is at work on it; try again when it is done'
+            else:
+                return 'removed'
+        self.complaints.append(f'not cleaned: {image_id} ({why})')
+        return outcome
 
 
 def _may_write(image: ImageFacts) -> bool:

@@ -31,10 +31,6 @@ class Refused(exception.BootcacheError):
     """The storage service answers that it cannot do it, and why."""
 
 
-class TooOld(exception.BootcacheError):
-    """The storage service is of an earlier version than the command."""
-
-
 class ServiceClient:
     """The storage service's client, with errors that tell an operator what to do.
 
@@ -59,35 +55,20 @@ class ServiceClient:
                 ' glance-bootcache running there ("systemctl status glance-bootcache" on the'
                 ' storage node), and is this its transport_url?') from error
         except messaging.MessageDeliveryFailure as error:
-            if _is_refusal(error.__cause__):
-                raise self._not_let_in(error.__cause__) from error
+            cause = error.__cause__
+            if bus.is_transports(cause) and getattr(cause, 'code', None) in _REFUSALS:
+                raise Away(f'the message bus refuses {self._bus}: {one_line(cause)}; correct user,'
+                           ' password and virtual host in transport_url of the configuration'
+                           ) from error
             raise Away(f'the storage service does not answer, as the message bus {self._bus}'
                        f' cannot be used: {one_line(error)}') from error
-        except (messaging.UnsupportedVersion, messaging.NoSuchMethod) as error:
-            raise _too_old() from error
-        except messaging.RemoteError as error:
-            if error.exc_type in _TOO_OLD:
-                raise _too_old() from error
-            raise Refused(
-                f'the storage service refused: {one_line(error.value)}') from error
-        except Exception as error:
-            if not bus.is_transports(error):
-                raise
-            # oslo.messaging passes on what a broker answers that does not let us in.
-            raise self._not_let_in(error) from error
-
-    def _not_let_in(self, error: BaseException | None) -> Away:
-        return Away(f'the message bus refuses {self._bus}: {one_line(error)}; correct user,'
-                    ' password and virtual host in transport_url of the configuration')
-
-
-def _is_refusal(error: BaseException | None) -> bool:
-    """Tell whether a broker has answered that it does not let us in, or not to the virtual host."""
-    return bus.is_transports(error) and getattr(error, 'code', None) in _REFUSALS
-
-
-def _too_old() -> TooOld:
-    return TooOld('the storage service is older than this command; upgrade it')
+        except (messaging.UnsupportedVersion, messaging.NoSuchMethod,
+                messaging.RemoteError) as error:
+            # The service's own error, or the client's word of the same.
+            if getattr(error, 'exc_type', type(error).__name__) in _TOO_OLD:
+                raise exception.BootcacheError('the storage service is older than this command;'
+                                               ' upgrade it') from error
+            raise Refused(f'the storage service refused: {one_line(error.value)}') from error
 
 
 def utc(when: float) -> str:
@@ -126,11 +107,10 @@ def read(conf: cfg.ConfigOpts, prog: str, arguments: Sequence[str] = (),
             f'configuration: there is no file {_named(error)}; name the storage service\'s'
             ' configuration with --config-file') from error
     except cfg.ConfigFilesPermissionDeniedError as error:
-        user = tls.user()
         raise ConfigurationError(
-            f'configuration: {_named(error)} may not be read by user {user}; it has passwords, so'
-            f' run {prog} as root or as the storage service\'s user (glance, if its unit was not'
-            ' changed), or name another file with --config-file') from error
+            f'configuration: {_named(error)} may not be read by user {tls.user()}; it has'
+            f' passwords, so run {prog} as root or as the storage service\'s user (glance, if its'
+            ' unit was not changed), or name another file with --config-file') from error
     except (cfg.Error, ValueError) as error:
         raise ConfigurationError(f'configuration: {optionfault.told(error, conf)}') from error
 
@@ -150,9 +130,12 @@ def check_transport(conf: cfg.ConfigOpts) -> None:
                 f'configuration: user {tls.user()} may not look into {FOLDER}; what is in it has'
                 ' passwords, so run this as root or as the storage service\'s user (glance, if its'
                 ' unit was not changed), or name another file with --config-file')
+        files = ', '.join(dict.fromkeys(conf.config_file or ())) or (
+            'any configuration file, as none was found (bootcache.conf in ~/.bootcache, ~,'
+            ' /etc/bootcache or /etc; --config-file names another)')
         raise ConfigurationError(
             'the message bus is not known: transport_url is neither in [bootcache] nor in [DEFAULT]'
-            f' of {_read(conf)}; set it to the storage service\'s, as in'
+            f' of {files}; set it to the storage service\'s, as in'
             ' rabbit://user:password@host:5672/')
     # Nothing is connected yet.
     transport.get_transport(conf).cleanup()
@@ -161,11 +144,3 @@ def check_transport(conf: cfg.ConfigOpts) -> None:
 def _named(error: cfg.Error) -> str:
     # oslo.config reads them twice, and names each as often.
     return ', '.join(dict.fromkeys(error.config_files))
-
-
-def _read(conf: cfg.ConfigOpts) -> str:
-    found = dict.fromkeys(conf.config_file or ())
-    if found:
-        return ', '.join(found)
-    return ('any configuration file, as none was found (bootcache.conf in ~/.bootcache, ~,'
-            ' /etc/bootcache or /etc; --config-file names another)')

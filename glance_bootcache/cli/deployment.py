@@ -1,15 +1,15 @@
 """What ``bootcache snapshot`` and ``bootcache resume`` share."""
 
+import argparse
 import signal
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from bootcache.exception import BootcacheError
 from glance_bootcache.cli.arguments import count, seconds
-from glance_bootcache.cli.listing import Listing, names
+from glance_bootcache.cli.listing import Listing
 from glance_bootcache.deployment import cloud
-from glance_bootcache.deployment.cloud import Cloud
+from glance_bootcache.deployment.cloud import Cloud, DeploymentLimits
 
 _MOST_AT_ONCE = 64
 _MOST_TRIES = 20
@@ -29,13 +29,18 @@ class DeploymentLister(Listing):
         parser.add_argument('-y', '--yes', action='store_true',
                             help='do not ask; without a terminal nothing is asked anyway')
 
-    def cloud(self, at_once: int) -> Cloud:
+    def prepare(self, parsed_args: argparse.Namespace) -> tuple[Cloud, DeploymentLimits]:
         """Return Nova and Glance, as whoever the shell's OS_* variables or [service_auth] name.
+
+        From then on a signal that ends the command lets it end in order.
 
         :raises BootcacheError: if something is missing.
         """
-        session, region = cloud.open_session(lambda: self.app.conf, at_once)
-        return Cloud(session, region)
+        limits = DeploymentLimits(parsed_args.at_once, parsed_args.tries, parsed_args.timeout)
+        session, region = cloud.open_session(lambda: self.app.conf, limits.at_once)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+        return Cloud(session, region), limits
 
     def confirm(self, question: str, yes: bool) -> None:
         """Ask on a terminal whether it is meant.
@@ -48,26 +53,3 @@ class DeploymentLister(Listing):
         self.app.stderr.flush()
         if self.app.stdin.readline().strip().lower() not in ('y', 'yes'):
             raise BootcacheError('nothing was done')
-
-    def end_in_order(self) -> None:
-        """Have a signal that ends the command be one that lets it end in order."""
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
-
-
-def of_aggregates(cloud: Cloud, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the hosts of aggregates.
-
-    :raises BootcacheError: if there is no such aggregate, or none of its hosts.
-    """
-    known = cloud.aggregate_hosts()
-    for name in wanted:
-        if name not in known:
-            there = ', '.join(sorted(known)) or 'none'
-            raise BootcacheError(f'there is no aggregate {name}; "openstack aggregate list" shows:'
-                                 f' {there[:500]}')
-    hosts = tuple(dict.fromkeys(host for name in wanted for host in known[name]))
-    if not hosts:
-        raise BootcacheError(f'aggregate {names(list(wanted))} has no host; "openstack aggregate'
-                             ' add host" adds one')
-    return hosts

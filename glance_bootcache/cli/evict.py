@@ -10,7 +10,8 @@ from bootcache.rpc.client import all_entries
 from bootcache.rpc.messages import EvictImage, ImageHosts, ListHosts
 from glance_bootcache.cli.arguments import instead
 from glance_bootcache.cli.client import ServiceClient
-from glance_bootcache.cli.listing import ProgressLine, WaitingLister, names
+from glance_bootcache.cli.listing import WaitingLister, names
+from glance_bootcache.progressline import ProgressLine
 
 _COLUMNS = ('image_id', 'host', 'outcome')
 
@@ -32,103 +33,86 @@ _SAME_REPORT_SECONDS = 0.8
 
 
 @dataclasses.dataclass
-class _Host:
-    """What is known of one host that held an image.
-
-    :ivar reported_at: when it reported last, in monotonic seconds; None if that is not known.
-    :ivar reports: how many times it has since it was told.
-    """
-
-    outcome: str = LEAVING
-    reported_at: float | None = None
-    reports: int = 0
-
-    def reported(self, when: float) -> None:
-        """Count a report if it is another one."""
-        if self.reported_at is not None and when - self.reported_at > _SAME_REPORT_SECONDS:
-            self.reports += 1
-        if self.reported_at is None or when > self.reported_at:
-            self.reported_at = when
-
-    def end(self) -> None:
-        """Time is out: say what keeps it."""
-        if self.outcome == LEAVING:
-            # With its first report it hears of it, with the second one it tells what came of it.
-            self.outcome = (SILENT, LEAVING, IN_USE)[min(self.reports, 2)]
-
-
 class _Watch:
     """What is known of the hosts that held images.
 
-    :ivar hosts: by image and host.
+    :ivar wanted: hosts that are to let go; None for all.
+    :ivar outcomes: by image and host.
+    :ivar reports: when hosts that are about to let go have reported, in monotonic seconds.
     """
 
-    def __init__(self, client: ServiceClient, progress: ProgressLine):
-        self._client = client
-        self._progress = progress
-        self.hosts: dict[tuple[str, str], _Host] = {}
+    client: ServiceClient
+    progress: ProgressLine
+    wanted: list[str] | None
+    outcomes: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    reports: dict[tuple[str, str], list[float]] = dataclasses.field(default_factory=dict)
+
+    def take(self, image: str, holders: list[str]) -> None:
+        """Note the hosts that are told to let go of an image."""
+        for name in self.wanted or holders:
+            self.outcomes[image, name] = LEAVING if name in holders else NOT_HELD
+        if not holders:
+            self.progress.line(f'image {image}: no host that has reported holds it')
 
     def step(self) -> bool:
         """Look once more, and show where things are.
 
         :returns: True if no host is left that is about to let go.
         """
+        if not (pending := self._pending()):
+            return True
         known: set[str] | None = None
-        for image in dict.fromkeys(image for image, _host in self._pending()):
-            answer = self._client.send(ImageHosts(image))
-            holders = {entry['host']: entry for entry in answer['hosts']} if answer else {}
-            for name in [host for one, host in self._pending() if one == image]:
-                if name in holders:
-                    self._look(image, name, holders[name])
-                    continue
-                # A storage service that was restarted knows a host when it has reported again.
+        holders: dict[str, dict[str, Any]] = {}
+        for image, name in pending:
+            if image not in holders:
+                answer = self.client.send(ImageHosts(image))
+                holders[image] = {one['host']: one for one in answer['hosts']} if answer else {}
+            entry, outcome = holders[image].get(name), LEAVING
+            if entry is None:
                 if known is None:
-                    known = {entry['host'] for entry in all_entries(self._client.send, ListHosts())}
-                if name in known:
-                    self._outcome(image, name, GONE)
-        self.show()
-        return not self._pending()
+                    known = {one['host'] for one in all_entries(self.client.send, ListHosts())}
+                # A storage service that was restarted knows a host when it has reported again.
+                outcome = GONE if name in known else LEAVING
+            elif entry['leaving']:
+                reports = self.reports.setdefault((image, name), [])
+                reported = time.monotonic() - entry['seen']
+                if not reports or reported - reports[-1] > _SAME_REPORT_SECONDS:
+                    reports.append(reported)
+            else:
+                outcome = KEPT
+            if outcome != LEAVING:
+                self.outcomes[image, name] = outcome
+                self.progress.line(f'image {image}, host {one_line(name)}: {outcome}',
+                                   terminal=False)
+        pending = self._pending()
+        held = [outcome for outcome in self.outcomes.values() if outcome != NOT_HELD]
+        used = sum(self._still(key) == IN_USE for key in pending)
+        self.progress.bar('letting go', held.count(GONE), len(held), 'hosts',
+                          f'{used} in use' if used else '')
+        return not pending
 
     def _pending(self) -> list[tuple[str, str]]:
-        return [key for key, host in self.hosts.items() if host.outcome == LEAVING]
+        return [key for key, outcome in self.outcomes.items() if outcome == LEAVING]
 
-    def _look(self, image: str, name: str, entry: dict[str, Any]) -> None:
-        if entry['leaving']:
-            self.hosts[image, name].reported(time.monotonic() - entry['seen'])
-        else:
-            self._outcome(image, name, KEPT)
+    def _still(self, key: tuple[str, str]) -> str:
+        """Return why a host has the image still, which is about to let go."""
+        # The first report is of before; with the second the host hears of it, with the third tells.
+        return (SILENT, SILENT, LEAVING, IN_USE)[min(len(self.reports.get(key, ())), 3)]
 
-    def _outcome(self, image: str, name: str, outcome: str) -> None:
-        self.hosts[image, name].outcome = outcome
-        self._progress.line(f'image {image}, host {one_line(name)}: {outcome}', terminal=False)
+    def complaints(self, waited: float | None) -> list[str]:
+        """Return which hosts have it still, and why.
 
-    def show(self) -> None:
-        """Show how many hosts are rid of it."""
-        held = [host for host in self.hosts.values() if host.outcome != NOT_HELD]
-        gone = sum(host.outcome == GONE for host in held)
-        used = sum(host.outcome == LEAVING and host.reports > 1 for host in held)
-        self._progress.bar('letting go', gone, len(held), 'hosts',
-                           f'{used} in use' if used else '')
-
-    def end(self) -> None:
-        """Time is out: say what keeps the hosts that are left."""
-        for host in self.hosts.values():
-            host.end()
-
-    def rows(self) -> list[tuple[Any, ...]]:
-        """Return the table."""
-        return [(image, one_line(name), host.outcome)
-                for (image, name), host in self.hosts.items()]
-
-    def complaints(self, timeout: float) -> list[str]:
-        """Return which hosts have it still, and why."""
+        :param waited: seconds until time ran out; None if it did not.
+        """
+        for key in self._pending():
+            self.outcomes[key] = self._still(key)
         found = []
-        for image in dict.fromkeys(image for image, _host in self.hosts):
+        for image in dict.fromkeys(image for image, _host in self.outcomes):
             for outcome, why in _WHY.items():
-                those = [one_line(name) for (one, name), host in self.hosts.items()
-                         if one == image and host.outcome == outcome]
+                those = [one_line(name) for (one, name), known in self.outcomes.items()
+                         if one == image and known == outcome]
                 if those:
-                    after = '' if outcome == KEPT else f' after {timeout:g} s'
+                    after = '' if outcome == KEPT else f' after {waited:g} s'
                     found.append(f'image {image} is on hosts{after}: {names(those)}: {why}')
         return found
 
@@ -156,22 +140,8 @@ class Evict(WaitingLister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Tell the service, and watch what comes of it."""
-        client = self.app.storage_client()
         wanted = parsed_args.hosts and list(dict.fromkeys(parsed_args.hosts))
-        progress = self.app.progress()
-        watch = _Watch(client, progress)
-        try:
-            answers = self.ask_each(parsed_args.images,
-                                    lambda image: client.send(EvictImage(image, wanted)))
-            for image, holders in answers.items():
-                for name in wanted or holders:
-                    watch.hosts[image, name] = _Host(LEAVING if name in holders else NOT_HELD)
-                if not holders:
-                    progress.line(f'image {image}: no host that has reported holds it')
-            if not parsed_args.no_wait and any(answers.values()):
-                if not self.wait(progress, watch.step, parsed_args.timeout):
-                    watch.end()
-                self.complaints += watch.complaints(parsed_args.timeout)
-        finally:
-            progress.end()
-        return _COLUMNS, watch.rows()
+        watch = _Watch(self.app.storage_client(), self.app.progress(), wanted)
+        self.ask_and_wait(parsed_args, watch, lambda image: EvictImage(image, wanted))
+        return _COLUMNS, [(image, one_line(name), outcome)
+                          for (image, name), outcome in watch.outcomes.items()]

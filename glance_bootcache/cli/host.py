@@ -6,13 +6,13 @@ from typing import Any
 from bootcache import exception
 from bootcache.quoting import one_line
 from bootcache.rpc.client import all_entries
-from bootcache.rpc.messages import HostBases, ListHosts
+from bootcache.rpc.messages import ForgetHost, HostBases, ListHosts
 from bootcache.tier import Medium
 from glance_bootcache.cli.client import utc
 from glance_bootcache.cli.listing import Listing
 
 # Hosts report once a minute; one that missed so much is down, or cannot reach the message bus.
-SILENT_SECONDS = 300
+_SILENT_SECONDS = 300
 _NO_HOST = ('no compute host has reported to the storage service; each does within a minute, if its'
             ' nova-compute runs bootcache\'s driver and reaches the message bus')
 
@@ -51,7 +51,8 @@ class HostList(Listing):
             (one_line(host['host']), round(host['seen']), _state(host), host['images'],
              (host['paused'] or {}).get('servers'),
              *(value for tier in tiers for value in _used_and_quota(host, tier)),
-             one_line(host['rpc']) or None, _date(host['certificates_end']))
+             one_line(host['rpc']) or None,
+             None if host['certificates_end'] is None else utc(host['certificates_end']))
             for host in hosts]
 
 
@@ -93,6 +94,30 @@ class HostShow(Listing):
         return ('image_id', 'way', 'connector', 'since', 'last_answer'), rows
 
 
+class HostForget(Listing):
+    """Forget hosts that are gone for good: the bases that their servers needed are kept no more.
+
+    A host that Nova has no more is forgotten by itself, after a day of silence. One that comes back
+    tells again what it needs, but a base may be gone by then, and its servers paused until their
+    image is got again.
+    """
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('hosts', nargs='+', metavar='host',
+                            help='names of hosts, as "kept_for" of "bootcache image show" has them')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask for each."""
+        client = self.app.storage_client()
+        known = {name: client.send(ForgetHost(name)) for name in parsed_args.hosts}
+        self.complaints = [f'the storage service knows of nothing that host {one_line(name)} needs'
+                           for name, is_known in known.items() if not is_known]
+        return ('host',), [(one_line(name),) for name, is_known in known.items() if is_known]
+
+
 def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return a row for each server that is named, and for what is not told.
 
@@ -102,32 +127,25 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for host in hosts:
         begin = (one_line(host['host']), round(host['seen']), _state(host))
-        paused = host['paused'] or {'servers': 0, 'named': []}
+        paused, unsettled = host['paused'] or {'servers': 0, 'named': []}, host['unsettled']
         waits += [(*begin, one_line(guest['server']), f'it has been paused since'
                    f' {utc(guest["since"])}, and waits: {one_line(guest["waits_for"])}')
                   for guest in paused['named']]
-        if paused['servers'] > len(paused['named']):
-            waits.append((*begin, None,
-                          f'{paused["servers"] - len(paused["named"])} more servers wait'))
-        stand_still = {guest['server'] for guest in paused['named']}
-        unsettled = host['unsettled']
+        if (more := paused['servers'] - len(paused['named'])) > 0:
+            waits.append((*begin, None, f'{more} more servers wait'))
         if unsettled is None:
             rows.append((*begin, None, 'not known yet: its nova-compute has not looked'))
             continue
+        told = {guest['server'] for guest in paused['named']}
         rows += [(*begin, one_line(one['server']), one_line(one['why']))
-                 for one in unsettled['named'] if one['server'] not in stand_still]
-        if unsettled['servers'] > len(unsettled['named']):
-            rows.append((*begin, None,
-                         f'{unsettled["servers"] - len(unsettled["named"])} more servers'))
+                 for one in unsettled['named'] if one['server'] not in told]
+        if (more := unsettled['servers'] - len(unsettled['named'])) > 0:
+            rows.append((*begin, None, f'{more} more servers'))
     return waits + rows
 
 
 def _state(host: dict[str, Any]) -> str:
-    return 'silent' if host['seen'] > SILENT_SECONDS else 'reporting'
-
-
-def _date(when: float | None) -> str | None:
-    return None if when is None else utc(when)
+    return 'silent' if host['seen'] > _SILENT_SECONDS else 'reporting'
 
 
 def _used_and_quota(host: dict[str, Any], tier: str) -> tuple[int | None, int | None]:

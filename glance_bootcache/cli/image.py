@@ -1,7 +1,9 @@
 """``bootcache image``: what the storage service knows of images."""
 
 import argparse
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from bootcache import exception
@@ -13,18 +15,19 @@ from bootcache.rpc.messages import (
     GetImage,
     ImageHosts,
     ListImages,
+    Message,
     PinImage,
 )
 from glance_bootcache.cli.arguments import image_id, seconds
-from glance_bootcache.cli.client import ServiceClient, utc
-from glance_bootcache.cli.listing import Listing, ProgressLine, Showing
+from glance_bootcache.cli.client import utc
+from glance_bootcache.cli.listing import Listing, Showing
 
 
-def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+def _shown(image: dict[str, Any]) -> dict[str, Any]:
     working_set = image['working_set'] or {}
     cache_image = image['cache_image'] or {}
     progress = image.get('progress') or {}
-    rows = {
+    return {
         'image_id': image['image_id'], 'name': one_line(image.get('name')),
         'state': image['state'], 'reason': image['reason'],
         'recorded_bytes': progress.get('recorded_bytes'), 'recording_host': progress.get('host'),
@@ -43,48 +46,6 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         'pinned': image.get('pinned'), 'settle': image.get('settle'),
         'kept_for': one_line(', '.join(image.get('kept_for') or ())),
         'updated_at': image['updated_at']}
-    return tuple(rows), tuple(rows.values())
-
-
-def wait_until_done(client: ServiceClient, wanted: str, timeout: float, progress: ProgressLine,
-                    is_known: bool = False) -> dict[str, Any]:
-    """Show an image's progress until nothing is in hand for it.
-
-    :param wanted: the image's id.
-    :param timeout: seconds.
-    :param progress: where to show it.
-    :param is_known: the storage service has taken it up; else that is waited for, as what tells it
-        of an image that was registered just now may be on its way.
-    :returns: the image.
-    :raises BootcacheError: if it is not known, or not any more, or not done in time.
-    """
-    deadline = time.monotonic() + timeout
-    try:
-        while True:
-            image: dict[str, Any] | None = client.send(GetImage(wanted))
-            if image is None:
-                if is_known:
-                    raise _not_in_glance(wanted)
-                progress.show('not known to the storage service yet')
-            else:
-                is_known = True
-                recorded = (image.get('progress') or {}).get('recorded_bytes') or 0
-                progress.show(image['state'], f'{recorded / 1e6:.1f} MB recorded' if recorded
-                              else one_line(image['reason']))
-                if not image['in_hand'] and image.get('progress') is None:
-                    return image
-            if time.monotonic() > deadline:
-                raise exception.BootcacheError(
-                    f'image {wanted} is not done after {timeout:.0f} s; it is '
-                    + (one_line(f'{image["state"]} {image["reason"]}') if image
-                       else 'not known to the storage service'))
-            time.sleep(1)
-    finally:
-        progress.end()
-
-
-def _not_in_glance(image: str) -> exception.BootcacheError:
-    return exception.BootcacheError(f'Glance has no image {image}')
 
 
 def _not_known(image: str) -> exception.BootcacheError:
@@ -125,16 +86,37 @@ class ImageShow(Showing):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and tabulate."""
-        client = self.app.storage_client()
-        if parsed_args.wait:
-            return _columns(wait_until_done(client, parsed_args.image, parsed_args.timeout,
-                                            self.app.progress(), self.is_known))
-        image = client.send(GetImage(parsed_args.image))
-        if image is None:
-            raise _not_in_glance(parsed_args.image) if self.is_known \
-                else _not_known(parsed_args.image)
-        return _columns(image)
+        """Ask until nothing is in hand for it, if that is to be waited for, and tabulate."""
+        client, progress = self.app.storage_client(), self.app.progress()
+        wanted, is_known = parsed_args.image, self.is_known
+        deadline = time.monotonic() + parsed_args.timeout
+        try:
+            while True:
+                image = client.send(GetImage(wanted))
+                if image is None and is_known:
+                    raise exception.BootcacheError(f'Glance has no image {wanted}')
+                if not parsed_args.wait:
+                    if image is None:
+                        raise _not_known(wanted)
+                    return self.dict2columns(_shown(image))
+                if image is None:
+                    # What tells the storage service of a new image may be on its way.
+                    told = 'not known to the storage service'
+                    progress.show(f'{told} yet')
+                else:
+                    is_known = True
+                    told = one_line(f'{image["state"]} {image["reason"]}')
+                    recorded = (image.get('progress') or {}).get('recorded_bytes') or 0
+                    progress.show(image['state'], f'{recorded / 1e6:.1f} MB recorded' if recorded
+                                  else one_line(image['reason']))
+                    if not image['in_hand'] and image.get('progress') is None:
+                        return self.dict2columns(_shown(image))
+                if time.monotonic() > deadline:
+                    raise exception.BootcacheError(f'image {wanted} is not done after'
+                                                   f' {parsed_args.timeout:.0f} s; it is {told}')
+                time.sleep(1)
+        finally:
+            progress.end()
 
 
 class Where(Listing):
@@ -206,10 +188,12 @@ class EachImage(Listing):
 
     :ivar done: what is then so, as its column is named.
     :ivar value: what stands there.
+    :ivar message: what is sent; the answer is whether the storage service knows the image.
     """
 
     done: str
     value = True
+    message: Callable[[str], Message[bool]]
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
@@ -218,14 +202,10 @@ class EachImage(Listing):
                             help='ids of images')
         return parser
 
-    def ask(self, client: ServiceClient, image: str) -> bool:
-        """Have it done; return whether the storage service knows the image."""
-        raise NotImplementedError
-
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Do it with all of them."""
         client = self.app.storage_client()
-        unknown = [image for image in parsed_args.images if not self.ask(client, image)]
+        unknown = [image for image in parsed_args.images if not client.send(self.message(image))]
         if unknown:
             raise exception.BootcacheError(
                 f'not known to the storage service: {", ".join(unknown)};'
@@ -240,10 +220,7 @@ class Delete(EachImage):
     """
 
     done = 'deleted'
-
-    def ask(self, client: ServiceClient, image: str) -> bool:
-        """Have it deleted."""
-        return client.send(DeleteImage(image))
+    message = DeleteImage
 
 
 class Pin(EachImage):
@@ -253,13 +230,12 @@ class Pin(EachImage):
     """
 
     done = 'pinned'
-
-    def ask(self, client: ServiceClient, image: str) -> bool:
-        """Have it stay, or not."""
-        return client.send(PinImage(image, self.value))
+    message = staticmethod(functools.partial(PinImage, pinned=True))
 
 
-class Unpin(Pin):
+class Unpin(EachImage):
     """Let images' cache images be evicted again when others are used more."""
 
+    done = 'pinned'
     value = False
+    message = staticmethod(functools.partial(PinImage, pinned=False))

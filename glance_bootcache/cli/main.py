@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import sys
 from typing import Any
 
@@ -14,7 +15,7 @@ from bootcache.rpc.client import StorageClient
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.cli import client
 from glance_bootcache.cli.client import ServiceClient
-from glance_bootcache.cli.listing import ProgressLine
+from glance_bootcache.progressline import ProgressLine
 
 
 class BootcacheApp(app.App):  # type: ignore[misc]
@@ -27,7 +28,6 @@ class BootcacheApp(app.App):  # type: ignore[misc]
         super().__init__(description=self.__doc__, version=client.version(),
                          command_manager=commandmanager.CommandManager('bootcache.cli'),
                          deferred_help=True)
-        self._conf: cfg.ConfigOpts | None = None
 
     def build_option_parser(self, description: str, version: str,
                             argparse_kwargs: Any = None) -> argparse.ArgumentParser:
@@ -46,24 +46,22 @@ class BootcacheApp(app.App):  # type: ignore[misc]
         super().configure_logging()
         self.options.verbose_level = level
 
-    @property
+    @functools.cached_property
     def conf(self) -> cfg.ConfigOpts:
         """The configuration, read when it is first needed.
 
         :raises BootcacheError: if it cannot be read.
         """
-        if self._conf is None:
-            # The global one: oslo.messaging registers some options nowhere else.
-            conf = cfg.CONF
-            logging.register_options(conf)
-            glance_conf.register_opts(conf)
-            client.read(conf, 'bootcache', files=self.options.config_file)
-            try:
-                glance_conf.check(conf)
-            except ValueError as error:
-                raise exception.ConfigurationError(f'configuration: {error}') from error
-            self._conf = conf
-        return self._conf
+        # The global one: oslo.messaging registers some options nowhere else.
+        conf = cfg.CONF
+        logging.register_options(conf)
+        glance_conf.register_opts(conf)
+        client.read(conf, 'bootcache', files=self.options.config_file)
+        try:
+            glance_conf.check(conf)
+        except ValueError as error:
+            raise exception.ConfigurationError(f'configuration: {error}') from error
+        return conf
 
     def interact(self) -> None:
         """Show help, and end as with wrong arguments: cliff would begin a prompt of its own."""

@@ -6,8 +6,9 @@ from typing import Any
 
 from bootcache.exception import BootcacheError
 from bootcache.quoting import one_line
-from glance_bootcache.cli.deployment import DeploymentLister, of_aggregates
+from glance_bootcache.cli.deployment import DeploymentLister
 from glance_bootcache.deployment import checkpoint
+from glance_bootcache.deployment.cloud import Cloud
 from glance_bootcache.deployment.resuming import FAILED, Placing, Restart
 
 _COLUMNS = ('server_id', 'name', 'new_server_id', 'host', 'outcome', 'reason')
@@ -57,8 +58,8 @@ class ResumeServers(DeploymentLister):
                                  ' --aggregate and --other-hosts')
         path = os.path.abspath(parsed_args.file)
         made = checkpoint.read(path)
-        cloud = self.cloud(parsed_args.at_once)
-        placing = Placing(self._hosts(cloud, parsed_args), parsed_args.other_hosts,
+        cloud, limits = self.prepare(parsed_args)
+        placing = Placing(_hosts(cloud, parsed_args), parsed_args.other_hosts,
                           parsed_args.availability_zone, parsed_args.name_suffix)
         if placing.others and not all(saved.host for saved in made.servers):
             raise BootcacheError(f'{path} does not say on which hosts its servers ran, as who took'
@@ -66,12 +67,10 @@ class ResumeServers(DeploymentLister):
                                  ' --other-hosts')
         self.confirm(f'Start {len(made.servers)} servers from the images of {path}, unless they are'
                      ' there?', parsed_args.yes)
-        self.end_in_order()
         progress = self.app.progress()
         try:
             with checkpoint.held(path):
-                outcomes = Restart(cloud, made, placing, progress, parsed_args.at_once,
-                                    parsed_args.tries, parsed_args.timeout).run()
+                outcomes = Restart(cloud, made, placing, progress, limits).run()
         finally:
             progress.end()
         self.complaints += [f'{one.saved.server_id}: {one.reason}' for one in outcomes
@@ -80,11 +79,11 @@ class ResumeServers(DeploymentLister):
                            one.server_id or None, one.host or None, one.outcome, one.reason)
                           for one in outcomes]
 
-    def _hosts(self, cloud: Any, parsed_args: argparse.Namespace) -> tuple[str, ...] | None:
-        if not parsed_args.aggregates and not parsed_args.other_hosts:
-            return None
-        those = cloud.hosts_up()
-        if parsed_args.aggregates:
-            wanted = of_aggregates(cloud, parsed_args.aggregates)
-            those = [host for host in those if host in wanted]
-        return tuple(those)
+
+def _hosts(cloud: Cloud, parsed_args: argparse.Namespace) -> tuple[str, ...] | None:
+    """Return the hosts that may be; None if Nova chooses."""
+    if not parsed_args.aggregates and not parsed_args.other_hosts:
+        return None
+    up = cloud.hosts_up()
+    wanted = cloud.hosts_of(parsed_args.aggregates) if parsed_args.aggregates else up
+    return tuple(host for host in up if host in wanted)

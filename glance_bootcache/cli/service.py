@@ -57,9 +57,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f'glance-bootcache cannot be started: {optionfault.told(error, conf)}',
               file=sys.stderr)
         return 1
-    lock = _take_place(conf)
-    if isinstance(lock, Exception):
-        tell_fault(conf, lock)
+    try:
+        _check_tools()
+        # Until the process ends.
+        _only_one(conf[bootcache_conf.GROUP].state_dir)
+        startchecks.check_place(conf)
+    except (ValueError, OSError, exception.BootcacheError) as error:
+        tell_fault(conf, error)
         return 1
     code = _serve(conf, StorageService(conf, lambda: _check(conf)))
     # Work that was given up, as a hash of a large file, and libraries' threads are not waited for.
@@ -83,7 +87,7 @@ def _serve(conf: cfg.ConfigOpts, service: StorageService) -> int:
         target=conf.mutate_config_files, name='options', daemon=True).start())
     try:
         service.start()
-        # Python ignores what is raised in a finalizer; the pipe has each signal, also of before.
+        # What is raised in a finalizer is lost, and time.sleep begins after a signal of just now.
         for number in _ENDING:
             signal.signal(number, lambda _number, _frame: None)
         systemd.notify('READY=1')
@@ -113,22 +117,8 @@ def _is_ended(signalled: int, seconds: float) -> bool:
     """Wait for a signal; return whether one ends the service."""
     select.select([signalled], [], [], seconds)
     with contextlib.suppress(BlockingIOError):
-        return not _ENDING.isdisjoint(os.read(signalled, 512))
+        return not _ENDING.isdisjoint(os.read(signalled, select.PIPE_BUF))
     return False
-
-
-def _take_place(conf: cfg.ConfigOpts) -> int | Exception:
-    """Check what the exporter needs of this machine, and lock the state directory.
-
-    :returns: the lock, or why that cannot be.
-    """
-    try:
-        _check_tools()
-        lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
-        startchecks.check_place(conf)
-    except (ValueError, OSError, exception.BootcacheError) as error:
-        return error
-    return lock
 
 
 def _check(conf: cfg.ConfigOpts) -> None:

@@ -2,23 +2,25 @@
 
 import argparse
 import concurrent.futures
+import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from bootcache.exception import BootcacheError
 from bootcache.quoting import one_line
 from glance_bootcache.cli.arguments import count
-from glance_bootcache.cli.deployment import DeploymentLister, of_aggregates
+from glance_bootcache.cli.deployment import DeploymentLister
 from glance_bootcache.cli.listing import names
 from glance_bootcache.deployment import checkpoint, choice
 from glance_bootcache.deployment.checkpoint import Checkpoint, SavedServer, Status
-from glance_bootcache.deployment.cloud import Cloud, CloudRefused
-from glance_bootcache.deployment.snapshotting import SnapshotLimits, Snapshotting
+from glance_bootcache.deployment.cloud import Cloud, CloudRefused, DeploymentLimits
+from glance_bootcache.deployment.snapshotting import Snapshotting
+from glance_bootcache.progressline import ProgressLine
 
 _COLUMNS = ('server_id', 'name', 'image_id', 'outcome', 'reason')
 _MOST_SERVERS = 1000
-_DELETED = 'deleted'
 
 
 class SnapshotServers(DeploymentLister):
@@ -71,17 +73,18 @@ class SnapshotServers(DeploymentLister):
         folder = os.path.dirname(os.path.abspath(parsed_args.output or ''))
         if not os.path.isdir(folder):
             raise BootcacheError(f'there is no folder {folder}; make it, or name another --output')
-        cloud = self.cloud(parsed_args.at_once)
+        cloud, limits = self.prepare(parsed_args)
+        path = path and os.path.abspath(path)
         if parsed_args.delete:
-            return self._delete(cloud, os.path.abspath(path), parsed_args)
+            return self._delete(cloud, path, limits, parsed_args.yes)
         if path:
-            path = os.path.abspath(path)
             # Where there is none, no lock is left beside it.
             checkpoint.read(path)
             with checkpoint.held(path):
-                return self._take(cloud, path, self._again(path), parsed_args)
+                return self._take(cloud, path, _again(path), limits)
         made, running = self._choose(cloud, parsed_args)
-        path = os.path.abspath(parsed_args.output or checkpoint.default_path(made.created_at))
+        made_at = made.created_at.partition('.')[0].replace(':', '')
+        path = os.path.abspath(parsed_args.output or f'checkpoint-{made_at}.json')
         if os.path.exists(path):
             raise BootcacheError(f'{path} exists; name another --output, or go on with --continue')
         hosts = len({saved.host for saved in made.servers})
@@ -90,13 +93,13 @@ class SnapshotServers(DeploymentLister):
                      f' {hosts} host(s)' + (f', and pause {running} of them meanwhile'
                                             if made.pause else '') + '?', parsed_args.yes)
         with checkpoint.held(path):
-            return self._take(cloud, path, made, parsed_args)
+            return self._take(cloud, path, made, limits)
 
     def _choose(self, cloud: Cloud, parsed_args: argparse.Namespace) -> tuple[Checkpoint, int]:
         """Note the servers that are meant; returns also how many of them run."""
         wanted = choice.WantedServers(
             tuple(dict.fromkeys(parsed_args.servers)), tuple(dict.fromkeys(parsed_args.projects)),
-            of_aggregates(cloud, parsed_args.aggregates) if parsed_args.aggregates else None)
+            cloud.hosts_of(parsed_args.aggregates) if parsed_args.aggregates else None)
         made = Checkpoint(uuid.uuid4().hex, checkpoint.now(), parsed_args.pause, [])
         with concurrent.futures.ThreadPoolExecutor(parsed_args.at_once) as pool:
             answers = pool.map(lambda query: cloud.find(query, parsed_args.most),
@@ -123,27 +126,26 @@ class SnapshotServers(DeploymentLister):
                 self.app.stderr.write(f'server {saved.server_id}: {one_line(text)}\n')
         return made, sum(server['status'] == 'ACTIVE' for server in fit)
 
-    def _again(self, path: str) -> Checkpoint:
-        made = checkpoint.read(path)
-        for saved in made.servers:
-            if saved.status is Status.FAILED:
-                saved.status, saved.image_id = Status.CHOSEN, ''
-            if saved.status is not Status.SAVED:
-                saved.reason = ''
-        return made
-
-    def _take(self, cloud: Cloud, path: str, made: Checkpoint,
-              parsed_args: argparse.Namespace) -> Any:
+    @contextlib.contextmanager
+    def _work_on(self, cloud: Cloud, path: str, made: Checkpoint,
+                 limits: DeploymentLimits) -> Iterator[tuple[Snapshotting, ProgressLine]]:
+        """Yield who works on a checkpoint, and who shows it; what is paused at the end is told."""
         progress = self.app.progress()
-        limits = SnapshotLimits(parsed_args.at_once, parsed_args.tries, parsed_args.timeout)
         taking = Snapshotting(cloud, made, lambda: checkpoint.write(path, made), progress, limits)
-        # What is paused from now on is unpaused.
-        self.end_in_order()
         try:
-            taking.run()
+            yield taking, progress
         finally:
             progress.end()
-            self._tell_paused(taking, path)
+            if left := [saved.server_id for saved in taking.paused()]:
+                text = (f'{len(left)} servers may be PAUSED still: {names(left)}; "openstack server'
+                        ' unpause" has them go on, and so does bootcache snapshot --continue'
+                        f' {path}')
+                self.complaints.append(text)
+                self.app.stderr.write(f'{text}\n')
+
+    def _take(self, cloud: Cloud, path: str, made: Checkpoint, limits: DeploymentLimits) -> Any:
+        with self._work_on(cloud, path, made, limits) as (taking, _progress):
+            taking.run()
         missing = [saved for saved in made.servers if saved.status is not Status.SAVED]
         self.complaints += [f'{saved.server_id}: {saved.reason or saved.status}'
                             for saved in missing]
@@ -154,44 +156,40 @@ class SnapshotServers(DeploymentLister):
         return _COLUMNS, [(saved.server_id, one_line(saved.name), saved.image_id or None,
                            str(saved.status), saved.reason) for saved in made.servers]
 
-    def _tell_paused(self, taking: Snapshotting, path: str) -> None:
-        if left := [saved.server_id for saved in taking.paused()]:
-            text = (f'{len(left)} servers may be PAUSED still: {names(left)}; "openstack server'
-                    f' unpause" has them go on, and so does bootcache snapshot --continue {path}')
-            self.complaints.append(text)
-            self.app.stderr.write(f'{text}\n')
-
-    def _delete(self, cloud: Cloud, path: str, parsed_args: argparse.Namespace) -> Any:
+    def _delete(self, cloud: Cloud, path: str, limits: DeploymentLimits, yes: bool) -> Any:
         made = checkpoint.read(path)
         known = [saved for saved in made.servers if saved.image_id or saved.status is Status.ASKED]
-        self.confirm(f'Delete the {len(known)} images of {path}?', parsed_args.yes)
-        progress = self.app.progress()
+        self.confirm(f'Delete the {len(known)} images of {path}?', yes)
         rows = []
         with checkpoint.held(path):
-            limits = SnapshotLimits(parsed_args.at_once, parsed_args.tries, parsed_args.timeout)
-            taking = Snapshotting(cloud, made, lambda: checkpoint.write(path, made), progress,
-                                  limits)
-            try:
+            with self._work_on(cloud, path, made, limits) as (taking, progress):
                 taking.release()
                 lost = cloud.images_of(made.checkpoint_id)
                 for saved in made.servers:
                     image = saved.image_id or lost.get(saved.server_id, '')
-                    rows.append(self._delete_one(cloud, saved, image))
+                    outcome, reason = 'deleted' if image else 'has none', ''
+                    try:
+                        if image:
+                            cloud.delete_image(image)
+                    except CloudRefused as error:
+                        outcome, reason = 'failed', str(error)
+                        self.complaints.append(
+                            f'{saved.server_id}: image {image} is still there: {error}')
+                    rows.append((saved.server_id, one_line(saved.name), image or None, outcome,
+                                 reason))
                     progress.bar('deleting', len(rows), len(made.servers), 'images')
-            finally:
-                progress.end()
-                self._tell_paused(taking, path)
             if not self.complaints:
                 os.unlink(path)
                 os.unlink(f'{path}.lock')
         return _COLUMNS, rows
 
-    def _delete_one(self, cloud: Cloud, saved: SavedServer, image: str) -> tuple[Any, ...]:
-        outcome, reason = _DELETED if image else 'has none', ''
-        if image:
-            try:
-                cloud.delete_image(image)
-            except CloudRefused as error:
-                outcome, reason = 'failed', str(error)
-                self.complaints.append(f'{saved.server_id}: image {image} is still there: {error}')
-        return saved.server_id, one_line(saved.name), image or None, outcome, reason
+
+def _again(path: str) -> Checkpoint:
+    """Read a checkpoint that is gone on with."""
+    made = checkpoint.read(path)
+    for saved in made.servers:
+        if saved.status is Status.FAILED:
+            saved.status, saved.image_id = Status.CHOSEN, ''
+        if saved.status is not Status.SAVED:
+            saved.reason = ''
+    return made

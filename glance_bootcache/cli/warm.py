@@ -1,108 +1,96 @@
 """``bootcache warm``: compute hosts that hold a cache image before a server asks for it."""
 
 import argparse
+import dataclasses
 from typing import Any
 
 from bootcache.quoting import one_line
 from bootcache.rpc.messages import GetWarming, WarmImage, WarmOutcome
 from glance_bootcache.cli.arguments import instead
 from glance_bootcache.cli.client import Refused, ServiceClient
-from glance_bootcache.cli.listing import ProgressLine, WaitingLister, names
+from glance_bootcache.cli.listing import WaitingLister, names
+from glance_bootcache.progressline import ProgressLine
 
 _COLUMNS = ('image_id', 'aggregate', 'host', 'outcome', 'attempts', 'reason')
 _WARM = (WarmOutcome.CACHED, WarmOutcome.EXISTING)
 
 
+@dataclasses.dataclass
 class _Watch:
     """What is known of the warming of some images on some aggregates.
 
     :ivar jobs: by image and aggregate, what the storage service tells of each.
     """
 
-    def __init__(self, client: ServiceClient, aggregates: list[str], progress: ProgressLine):
-        self._client = client
-        self._aggregates = aggregates
-        self._progress = progress
-        self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
-        self._told: dict[tuple[str, ...], tuple[Any, ...]] = {}
-
-    def begin(self, image: str, reports: list[dict[str, Any]]) -> None:
-        """Watch an image, from the answer to what was asked for on."""
-        for aggregate in self._aggregates:
-            self.jobs[image, aggregate] = {'done': False, 'reason': '', 'hosts': {}}
-        self.take(image, reports)
+    client: ServiceClient
+    aggregates: list[str]
+    progress: ProgressLine
+    jobs: dict[tuple[str, str], dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def take(self, image: str, reports: list[dict[str, Any]]) -> list[str]:
-        """Note what is new, and tell people.
+        """Note what is new of an image, and tell people.
 
         :returns: the aggregates that the storage service knows nothing of.
         """
         found = {report['aggregate']: report for report in reports}
-        for aggregate in self._aggregates:
+        for aggregate in self.aggregates:
+            before = self.jobs.setdefault((image, aggregate),
+                                          {'done': False, 'reason': '', 'hosts': {}})
             if aggregate in found:
                 self.jobs[image, aggregate] = found[aggregate]
-                self._tell(image, aggregate, found[aggregate])
-        return [name for name in self._aggregates if name not in found]
+                self._tell(f'image {image}, aggregate {aggregate}', before, found[aggregate])
+        return [name for name in self.aggregates if name not in found]
 
-    def _tell(self, image: str, aggregate: str, job: dict[str, Any]) -> None:
-        if job['reason']:
-            self._line((image, aggregate), (job['reason'],),
-                       f'image {image}, aggregate {aggregate}: {one_line(job["reason"])}')
+    def _tell(self, what: str, before: dict[str, Any], job: dict[str, Any]) -> None:
+        if job['reason'] not in ('', before['reason']):
+            self.progress.line(f'{what}: {one_line(job["reason"])}', terminal=False)
         for host, known in job['hosts'].items():
-            outcome = known['outcome']
-            if outcome == WarmOutcome.WAITING:
+            outcome, attempts = known['outcome'], known['attempts']
+            last = before['hosts'].get(host, {})
+            if outcome == WarmOutcome.WAITING \
+                    or (outcome, attempts) == (last.get('outcome'), last.get('attempts')):
                 continue
-            text = f'image {image}, aggregate {aggregate}, host {one_line(host)}: {outcome}'
+            text = f'{what}, host {one_line(host)}: {outcome}'
             if outcome not in _WARM:
-                text += f', attempt {known["attempts"]}: {one_line(known["reason"])}'
-            self._line((image, aggregate, host), (outcome, known['attempts']), text)
-
-    def _line(self, what: tuple[str, ...], news: tuple[Any, ...], text: str) -> None:
-        if self._told.get(what) != news:
-            self._told[what] = news
-            self._progress.line(text, terminal=False)
+                text += f', attempt {attempts}: {one_line(known["reason"])}'
+            self.progress.line(text, terminal=False)
 
     def step(self) -> bool:
-        """Look once more at what is under way, and show where things are.
+        """Look once more at what is under way, and show how many hosts are done.
 
         :returns: True if all is done.
         """
-        for image in dict.fromkeys(image for image, _aggregate in self.jobs):
-            if all(job['done'] for (one, _aggregate), job in self.jobs.items() if one == image):
-                continue
-            forgotten = self.take(image, self._client.send(GetWarming(image)))
-            if forgotten:
+        if not self.jobs:
+            return True
+        for image in dict.fromkeys(
+                image for (image, _aggregate), job in self.jobs.items() if not job['done']):
+            if forgotten := self.take(image, self.client.send(GetWarming(image))):
                 self._ask_again(image, forgotten)
-        self.show()
-        return all(job['done'] for job in self.jobs.values())
+        jobs = self.jobs.values()
+        hosts = [(known['outcome'], job['done']) for job in jobs for known in job['hosts'].values()]
+        failed = sum(outcome not in (*_WARM, WarmOutcome.WAITING) for outcome, _done in hosts)
+        details = [f'{failed} failed'] if failed else []
+        details += [one_line(job['reason']) for job in jobs
+                    if job['reason'] and not job['done']][:1]
+        if hosts:
+            self.progress.bar('warming', sum(outcome in _WARM or done for outcome, done in hosts),
+                              len(hosts), 'hosts', '  '.join(details))
+        else:
+            self.progress.show('waiting for Nova', '  '.join(details))
+        return all(job['done'] for job in jobs)
 
     def _ask_again(self, image: str, aggregates: list[str]) -> None:
         """A storage service that was restarted has forgotten what it was asked for."""
-        self._progress.line(f'image {image}: the storage service was restarted; it is asked again')
+        self.progress.line(f'image {image}: the storage service was restarted; it is asked again')
         try:
-            self.take(image, self._client.send(WarmImage(image, aggregates)))
+            self.take(image, self.client.send(WarmImage(image, aggregates)))
         except Refused as error:
             for aggregate in aggregates:
                 job = self.jobs[image, aggregate]
-                hosts = {host: known if known['outcome'] in _WARM else
-                         {**known, 'outcome': WarmOutcome.ERROR, 'reason': str(error)}
-                         for host, known in job['hosts'].items()}
-                self.jobs[image, aggregate] = {**job, 'done': True, 'reason': str(error),
-                                               'hosts': hosts}
-
-    def show(self) -> None:
-        """Show how many hosts are done."""
-        hosts = [(known['outcome'], job['done'])
-                 for job in self.jobs.values() for known in job['hosts'].values()]
-        failed = sum(outcome not in (*_WARM, WarmOutcome.WAITING) for outcome, _done in hosts)
-        done = sum(outcome in _WARM or over for outcome, over in hosts)
-        details = [f'{failed} failed'] if failed else []
-        details += [one_line(job['reason']) for job in self.jobs.values()
-                    if job['reason'] and not job['done']][:1]
-        if hosts:
-            self._progress.bar('warming', done, len(hosts), 'hosts', '  '.join(details))
-        else:
-            self._progress.show('waiting for Nova', '  '.join(details))
+                job.update(done=True, reason=str(error))
+                for known in job['hosts'].values():
+                    if known['outcome'] not in _WARM:
+                        known.update(outcome=WarmOutcome.ERROR, reason=str(error))
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return the table; an aggregate whose hosts are not known has one row."""
@@ -122,17 +110,17 @@ class _Watch:
         """
         found = []
         for (image, aggregate), job in self.jobs.items():
-            cold = [_with_reason(host, known) for host, known in job['hosts'].items()
-                    if known['outcome'] not in _WARM]
+            cold = names([_with_reason(host, known) for host, known in job['hosts'].items()
+                          if known['outcome'] not in _WARM])
             if job['hosts'] and not cold:
                 continue
             reason = one_line(job['reason'])
             if not job['done'] and waited is not None:
-                what = f'not warm after {waited:g} s: {names(cold)}' if cold else \
+                what = f'not warm after {waited:g} s: {cold}' if cold else \
                     f'no host is asked yet after {waited:g} s' + (f' ({reason})' if reason else '')
                 what += '; the storage service goes on trying, and the same command watches it'
             else:
-                what = f'not warm after all attempts: {names(cold)}' if cold else reason
+                what = f'not warm after all attempts: {cold}' if cold else reason
             found.append(f'image {image}, aggregate {aggregate}: {what}')
         return found
 
@@ -166,24 +154,12 @@ class Warm(WaitingLister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask for it, and watch what comes of it."""
-        client = self.app.storage_client()
-        aggregates = list(dict.fromkeys(parsed_args.aggregates))
-        progress = self.app.progress()
-        watch = _Watch(client, aggregates, progress)
-        in_time = True
-        try:
-            answers = self.ask_each(parsed_args.images,
-                                    lambda image: client.send(WarmImage(image, aggregates)))
-            for image, reports in answers.items():
-                watch.begin(image, reports)
-            if not parsed_args.no_wait and watch.jobs:
-                in_time = self.wait(progress, watch.step, parsed_args.timeout)
-        finally:
-            progress.end()
-        if not parsed_args.no_wait:
-            if any(known['outcome'] == WarmOutcome.CACHED for job in watch.jobs.values()
-                   for known in job['hosts'].values()):
-                progress.line('nova-scheduler knows of hosts that are newly warm with their next'
-                              ' update of resources, within a minute by default')
-            self.complaints += watch.complaints(None if in_time else parsed_args.timeout)
+        watch = _Watch(self.app.storage_client(), list(dict.fromkeys(parsed_args.aggregates)),
+                       self.app.progress())
+        self.ask_and_wait(parsed_args, watch, lambda image: WarmImage(image, watch.aggregates))
+        if not parsed_args.no_wait and any(
+                known['outcome'] == WarmOutcome.CACHED for job in watch.jobs.values()
+                for known in job['hosts'].values()):
+            watch.progress.line('nova-scheduler knows of hosts that are newly warm with their next'
+                                ' update of resources, within a minute by default')
         return _COLUMNS, watch.rows()

@@ -13,6 +13,7 @@ import select
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -27,12 +28,13 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from bootcache import tier
 from bootcache.exception import ConfigurationError, DatabaseAway, DatabaseUnusable
 from bootcache.quoting import one_line
+from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import models
 
-# oslo.db logs errors with their traceback; here who asks says what is wrong, and what to do.
-for _name in ('api', 'sqlalchemy.exc_filters'):
-    logging.getLogger(f'oslo_db.{_name}').setLevel(logging.CRITICAL)
+# They log errors with their traceback; here who asks says what is wrong, and what to do.
+for _name in ('oslo_db.api', 'oslo_db.sqlalchemy.exc_filters', 'sqlalchemy.pool'):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 T = TypeVar('T')
 Row = Mapping[str, Any]
@@ -52,12 +54,15 @@ _ERRORS = (db_exception.DBError, sa_exception.SQLAlchemyError, OSError, UnicodeD
 # Of PostgreSQL; MariaDB's and SQLite's are above.
 _ANSWER_SECONDS = 30
 _MOST_RETRIES, _RETRY_SECONDS = 5, 0.1
+# A call that fails after so long was not answered: one thread alone calls, after a pause.
+_HANGS_SECONDS, _PAUSE_SECONDS = 5.0, 10.0
 
 
 class Database:
     """The database of ``[database]connection``; nothing is connected before it is used.
 
     :param conf: configuration of the storage service.
+    :param clock: monotonic seconds.
     :ivar file: path of SQLite's file; None of another database.
     :ivar is_default: whether it is the one that the service makes and upgrades itself.
     :ivar errors: how often a query or a change could not be made, in the end.
@@ -65,7 +70,9 @@ class Database:
     :raises ConfigurationError: if the option cannot be used; the message names no password.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts):
+    def __init__(self, conf: cfg.ConfigOpts, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._health = CircuitBreaker(1, _PAUSE_SECONDS, clock)
         db_conf.register_opts(conf)
         group, default = conf[db_conf.GROUP], db_conf.default_file(conf)
         self.is_default = default is not None
@@ -115,6 +122,7 @@ class Database:
 
         Where the answer to the commit is lost it may be in the database all the same.
 
+        :raises DBDuplicateEntry: if there is a row of that key.
         :raises DatabaseAway: if the database does not answer, or cannot be written.
         """
         return self._run(change, self._writing)
@@ -171,8 +179,15 @@ class Database:
         retried: Callable[[Callable[[], T]], Callable[[], T]] = api.wrap_db_retry(
             max_retries=_MOST_RETRIES, retry_interval=_RETRY_SECONDS, retry_on_deadlock=True,
             exception_checker=_is_locked)
+        if not self._health.may_ask():
+            self.errors += 1
+            raise DatabaseAway(f'the database {self} has not answered just now')
+        began = self._clock()
         try:
-            return retried(run)()
+            with self._health.hearing(lambda _error: self._clock() - began >= _HANGS_SECONDS):
+                return retried(run)()
+        except db_exception.DBDuplicateEntry:
+            raise
         except _ERRORS as error:
             self.errors += 1
             raise self._error(error) from error
@@ -199,8 +214,8 @@ class Database:
             return DatabaseUnusable(
                 f'{place} is damaged ({said}), and left as it is; move the file and those of its'
                 ' name with -wal and -shm away, or put a backup in their place, and start'
-                ' glance-bootcache again: hosts report within a minute what they need, and'
-                ' evictions from single hosts have to be ordered again')
+                ' glance-bootcache again: exporters go on serving, images are taken up again as'
+                ' servers boot from them, and what operators ordered has to be ordered again')
         if _INVALID.search(said):
             return self._invalid(said)
         if _REFUSED.search(said):

@@ -18,7 +18,8 @@ _AGAIN_SECONDS = 5.0
 Result = TypeVar('Result')
 
 
-def wait_for(conf: cfg.ConfigOpts, keep_serving: Callable[[], None] = lambda: None) -> Database:
+def wait_for(conf: cfg.ConfigOpts,
+             keep_serving: Callable[[], None] = lambda: None) -> Database:
     """Return the database, when it answers and has the tables that this release needs.
 
     :param keep_serving: as of ``until_it_answers``.

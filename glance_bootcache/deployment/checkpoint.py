@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import datetime
 import enum
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,14 +122,12 @@ def parse(document: Any) -> Checkpoint:
 
     :raises KeyError, TypeError, AttributeError, ValueError: if it is none of a checkpoint.
     """
-    servers = []
-    for entry in document['servers']:
-        networks = tuple(Network(one['network_id'], one['port_id'], tuple(one['addresses']))
-                         for one in entry['networks'])
-        lists = {name: tuple(entry[name]) for name in ('security_groups', 'tags', 'volumes',
-                                                       'notes')}
-        servers.append(SavedServer(**{**entry, **lists, 'networks': networks,
-                                      'status': Status(entry['status'])}))
+    servers = [SavedServer(**{
+        **entry, 'status': Status(entry['status']), 'networks': tuple(
+            Network(one['network_id'], one['port_id'], tuple(one['addresses']))
+            for one in entry['networks']),
+        **{name: tuple(entry[name]) for name in ('security_groups', 'tags', 'volumes', 'notes')}})
+        for entry in document['servers']]
     return Checkpoint(str(document['checkpoint_id']), str(document['created_at']),
                       bool(document['pause']), servers)
 
@@ -183,14 +180,6 @@ def held(path: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def default_path(created_at: str) -> str:
-    """Return the file's name if none was given.
-
-    :param created_at: ISO 8601.
-    """
-    return os.path.abspath(f'checkpoint-{created_at.partition(".")[0].replace(":", "")}.json')
 
 
 def now() -> str:

@@ -80,7 +80,7 @@ def choose(wanted: WantedServers, found: Sequence[Mapping[str, Any]],
                                  + (' of that project or aggregate'
                                     if wanted.projects or wanted.hosts is not None else '')
                                  + '; "openstack server list --all-projects" shows them')
-        if len(those) > 1 and len({server['id'] for server in those}) > 1:
+        if len(those) > 1:
             ids = ', '.join(server['id'] for server in those[:_MOST_NAMED])
             raise BootcacheError(f'{len(those)} servers are named {one_line(name)}: give the id of'
                                  f' one ({ids}), or --project')

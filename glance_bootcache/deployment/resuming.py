@@ -7,30 +7,20 @@ that ends anywhere is gone on with by the next one, which starts only what is mi
 import base64
 import concurrent.futures
 import dataclasses
+import functools
 import http
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bootcache.exception import BootcacheError
 from bootcache.quoting import one_line
 from glance_bootcache.deployment.checkpoint import Checkpoint, SavedServer, Status
 from glance_bootcache.deployment.choice import RESUMED
-from glance_bootcache.deployment.cloud import Cloud, CloudRefused
-
-
-class Telling(Protocol):
-    """What shows it, as the commands' progress line does."""
-
-    def show(self, what: str, detail: str = '') -> None:
-        """Show where things are."""
-
-    def bar(self, what: str, done: int, total: int, unit: str, detail: str = '') -> None:
-        """Show how many of several things are done."""
-
-    def line(self, text: str, *, terminal: bool = True) -> None:
-        """Add a line that stays."""
+from glance_bootcache.deployment.cloud import Cloud, CloudRefused, DeploymentLimits
+from glance_bootcache.progressline import ProgressLine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,36 +155,33 @@ class Outcome:
     """What came of a server.
 
     :ivar saved: the server that was snapshotted.
-    :ivar server_id: of the one that was started; empty if none was.
-    :ivar host: that it is on; empty if that is not known.
     :ivar outcome: STARTED, THERE or FAILED.
     :ivar reason: why it failed; else what could not be given again.
+    :ivar server_id: of the one that was started; empty if none was.
+    :ivar host: that it is on; empty if that is not known.
     """
 
     saved: SavedServer
-    server_id: str
-    host: str
     outcome: str
     reason: str
+    server_id: str = ''
+    host: str = ''
 
 
 class Restart:
     """Starts the servers of a checkpoint.
 
-    :param at_once: that are started at a time.
-    :param tries: for each server, each on another host if there are more.
-    :param timeout: seconds in which one has to become ACTIVE.
+    :param limits: servers that are started at a time, tries for each server (each on another host
+        if there are more), and seconds in which one has to become ACTIVE.
     """
 
-    def __init__(self, cloud: Cloud, checkpoint: Checkpoint, placing: Placing, progress: Telling,
-                 at_once: int, tries: int, timeout: float):
+    def __init__(self, cloud: Cloud, checkpoint: Checkpoint, placing: Placing,
+                 progress: ProgressLine, limits: DeploymentLimits):
         self._cloud = cloud
         self._checkpoint = checkpoint
         self._placing = placing
         self._progress = progress
-        self._at_once = at_once
-        self._tries = tries
-        self._timeout = timeout
+        self._limits = limits
         # With another suffix a checkpoint is another deployment, beside the first one.
         self._mark = f'{checkpoint.checkpoint_id}{placing.suffix}'
         self._stopped = threading.Event()
@@ -204,82 +191,81 @@ class Restart:
 
         :raises CloudRefused: if Nova, Glance or Keystone cannot be asked.
         """
-        known = _Known(self._cloud.flavors(), self._cloud.keys(), self._cloud.project(),
-                       self._cloud.zones())
-        pool = concurrent.futures.ThreadPoolExecutor(self._at_once)
+        start = functools.partial(self._start, flavors=self._cloud.flavors(),
+                                  keys=self._cloud.keys(), project=self._cloud.project(),
+                                  zones=self._cloud.zones())
         outcomes: list[Outcome] = []
+        pool = concurrent.futures.ThreadPoolExecutor(self._limits.at_once)
         try:
-            under_way = [pool.submit(self._one, number, saved, known)
-                         for number, saved in enumerate(self._checkpoint.servers)]
+            under_way = {pool.submit(start, number, saved): saved
+                         for number, saved in enumerate(self._checkpoint.servers)}
             for future in concurrent.futures.as_completed(under_way):
-                outcome = future.result()
-                outcomes.append(outcome)
-                self._tell(outcome, outcomes)
+                try:
+                    outcomes.append(future.result())
+                except BootcacheError as error:
+                    outcomes.append(Outcome(under_way[future], FAILED, one_line(error)))
+                self._tell(outcomes)
         finally:
             self._stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
         return sorted(outcomes, key=lambda one: (one.saved.name, one.saved.server_id))
 
-    def _tell(self, outcome: Outcome, outcomes: Sequence[Outcome]) -> None:
-        text = f'server {outcome.saved.server_id} ({one_line(outcome.saved.name)}):' \
-               f' {outcome.outcome}'
-        if outcome.server_id:
-            text += f' as {outcome.server_id}' + (f' on {outcome.host}' if outcome.host else '')
-        if outcome.reason:
-            text += f'; {outcome.reason}'
-        self._progress.line(text, terminal=bool(outcome.reason))
+    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+        last = outcomes[-1]
+        text = f'server {last.saved.server_id} ({one_line(last.saved.name)}): {last.outcome}'
+        text += f' as {last.server_id}' if last.server_id else ''
+        text += f' on {last.host}' if last.host else ''
+        text += f'; {last.reason}' if last.reason else ''
+        self._progress.line(text, terminal=bool(last.reason))
         failed = sum(one.outcome == FAILED for one in outcomes)
         self._progress.bar('resuming', len(outcomes) - failed, len(self._checkpoint.servers),
                            'servers', f'{failed} failed' if failed else '')
 
-    def _one(self, number: int, saved: SavedServer, known: '_Known') -> Outcome:
-        try:
-            return self._start(number, saved, known)
-        except BootcacheError as error:
-            return Outcome(saved, '', '', FAILED, one_line(error))
-
-    def _start(self, number: int, saved: SavedServer, known: '_Known') -> Outcome:
+    def _start(self, number: int, saved: SavedServer, *, flavors: Mapping[str, Any],
+               keys: set[str], project: str, zones: set[str]) -> Outcome:
         if saved.status is not Status.SAVED:
             raise BootcacheError(f'its snapshot is not there ({saved.reason or saved.status});'
                                  ' "bootcache snapshot --continue" takes it')
-        if saved.project_id and saved.project_id != known.project:
+        if saved.project_id and saved.project_id != project:
             raise BootcacheError(
-                f'it is of project {saved.project_id}, and Nova is asked as {known.project}: source'
+                f'it is of project {saved.project_id}, and Nova is asked as {project}: source'
                 ' an openrc of its project, or set OS_PROJECT_ID with the other OS_* variables')
         if there := self._there(saved):
             return there
         if self._cloud.image_status(saved.image_id) != 'active':
             raise BootcacheError(f'its image {saved.image_id} is not active in Glance, or not seen'
                                  ' by this project: look with "openstack image show"')
-        flavor = flavor_of(saved, known.flavors)
-        more, lost = request(saved, self._mark, known.keys)
-        zone = self._placing.zone or (saved.availability_zone
-                                      if saved.availability_zone in known.zones else None)
+        flavor = flavor_of(saved, flavors)
+        more, lost = request(saved, self._mark, keys)
         hosts = hosts_for(number, saved, self._placing.hosts, self._placing.others)
-        for attempt in range(1, self._tries + 1):
-            host = hosts[(attempt - 1) % len(hosts)]
+        zone = self._placing.zone or (
+            saved.availability_zone if saved.availability_zone in zones else None)
+        for attempt, host in zip(range(1, self._limits.tries + 1), itertools.cycle(hosts)):
+            is_last = attempt == self._limits.tries
             if host is not None:
                 more['host'] = host
             elif zone:
                 more['availability_zone'] = zone
             try:
+                # Of a request without an answer Nova may have made the server.
+                if attempt > 1 and (there := self._there(saved)):
+                    return there
                 server, note = self._ask(saved, flavor, more)
                 found = self._await(server)
             except CloudRefused as error:
                 # That a host cannot be is Nova's answer to what was asked, another one may.
-                if attempt == self._tries or not (error.passes or len(hosts) > 1):
+                if is_last or not (error.passes or len(hosts) > 1):
                     raise
-                fault = str(error)
+                fault = one_line(error)
             else:
                 if found['status'] != 'ERROR':
-                    return Outcome(saved, server, found.get('OS-EXT-SRV-ATTR:host') or '', STARTED,
-                                   '; '.join([*lost, *([note] if note else [])]))
+                    return _outcome(saved, found, STARTED, *lost, note)
                 fault = one_line(found.get('fault', {}).get('message') or 'ERROR without a reason')
                 self._remove(server)
-                if attempt == self._tries:
+                if is_last:
                     raise BootcacheError(f'Nova could not start it in {attempt} attempts, the last'
                                          f' one was removed: {fault}')
-            self._progress.line(f'server {saved.server_id}, attempt {attempt}: {one_line(fault)};'
+            self._progress.line(f'server {saved.server_id}, attempt {attempt}: {fault};'
                                 ' it is tried again')
             self._pause()
         raise BootcacheError('it was not tried')
@@ -296,7 +282,7 @@ class Restart:
             if found['status'] == 'ERROR':
                 raise BootcacheError(f'server {found["id"]} is there, in ERROR: mend it ("openstack'
                                      ' server reboot --hard"), or delete it and run this again')
-            return Outcome(saved, found['id'], found.get('OS-EXT-SRV-ATTR:host') or '', THERE, '')
+            return _outcome(saved, found, THERE)
         return None
 
     def _ask(self, saved: SavedServer, flavor: Any, more: dict[str, Any]) -> tuple[str, str]:
@@ -314,27 +300,26 @@ class Restart:
 
     def _await(self, server: str) -> dict[str, Any]:
         """Wait until Nova has started a server, or cannot."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._limits.timeout
         while True:
             try:
                 found = self._cloud.details(server)
+                if found is None:
+                    raise BootcacheError(f'server {server} was deleted while it was started')
+                if found['status'] != 'BUILD':
+                    return found
             except CloudRefused as error:
                 if not error.passes:
                     raise
-                found = {'status': 'BUILD'}
-            if found is None:
-                raise BootcacheError(f'server {server} was deleted while it was started')
-            if found['status'] != 'BUILD':
-                return found
             if time.monotonic() >= deadline:
-                raise BootcacheError(f'server {server} is not ACTIVE after {self._timeout:g} s;'
-                                     ' Nova goes on, and the same command looks at it again')
+                raise BootcacheError(f'server {server} is not ACTIVE after {self._limits.timeout:g}'
+                                     ' s; Nova goes on, and the same command looks at it again')
             self._pause()
 
     def _remove(self, server: str) -> None:
         """Delete a server that never ran, and wait until its ports are free again."""
         self._cloud.delete(server)
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._limits.timeout
         while self._cloud.details(server) is not None and time.monotonic() < deadline:
             self._pause()
 
@@ -344,11 +329,6 @@ class Restart:
                                  ' same command starts what is missing')
 
 
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    """What is the same for all servers of a run."""
-
-    flavors: dict[str, Any]
-    keys: set[str]
-    project: str
-    zones: set[str]
+def _outcome(saved: SavedServer, found: Mapping[str, Any], outcome: str, *lost: str) -> Outcome:
+    return Outcome(saved, outcome, '; '.join(filter(None, lost)), found['id'],
+                   found.get('OS-EXT-SRV-ATTR:host') or '')

@@ -4,8 +4,9 @@ What is asked of Nova is in the checkpoint's file before it is asked: a run that
 gone on with by another one, and a server that it has paused is known to be.
 """
 
+import collections
 import concurrent.futures
-import dataclasses
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -13,28 +14,15 @@ from typing import TypeVar
 from bootcache.quoting import one_line
 from glance_bootcache.deployment import steps
 from glance_bootcache.deployment.checkpoint import Checkpoint, SavedServer, Status, now
-from glance_bootcache.deployment.cloud import Cloud, CloudRefused
-from glance_bootcache.deployment.resuming import Telling
+from glance_bootcache.deployment.cloud import Cloud, CloudRefused, DeploymentLimits
 from glance_bootcache.deployment.steps import NextStep, Seen
+from glance_bootcache.progressline import ProgressLine
 
 Answer = TypeVar('Answer')
+_OPEN = (Status.CHOSEN, Status.ASKED)
 _PERIOD_SECONDS = 1.0
 # For servers that were paused, however the rest has ended.
 RELEASE_SECONDS = 600.0
-
-
-@dataclasses.dataclass(frozen=True)
-class SnapshotLimits:
-    """How a checkpoint is taken.
-
-    :ivar at_once: requests that are under way at a time.
-    :ivar tries: for each snapshot.
-    :ivar timeout: seconds for all of them.
-    """
-
-    at_once: int
-    tries: int
-    timeout: float
 
 
 class Snapshotting:
@@ -42,18 +30,18 @@ class Snapshotting:
 
     :param checkpoint: changed as it goes on.
     :param save: writes it to its file.
+    :param limits: the time is for all snapshots.
     """
 
     def __init__(self, cloud: Cloud, checkpoint: Checkpoint, save: Callable[[], None],
-                 progress: Telling, limits: SnapshotLimits):
+                 progress: ProgressLine, limits: DeploymentLimits):
         self._cloud = cloud
         self._checkpoint = checkpoint
         self._save = save
         self._progress = progress
         self._limits = limits
         self._servers = {saved.server_id: saved for saved in checkpoint.servers}
-        self._tries: dict[str, int] = {}
-        self._pool = concurrent.futures.ThreadPoolExecutor(limits.at_once)
+        self._tries: collections.Counter[str] = collections.Counter()
         self._away = ''
 
     def run(self) -> None:
@@ -65,13 +53,7 @@ class Snapshotting:
             self._adopt()
             self._take()
         finally:
-            # What is under way at Nova has an end, and changes what is seen.
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = concurrent.futures.ThreadPoolExecutor(self._limits.at_once)
-            try:
-                self.release()
-            finally:
-                self._pool.shutdown(wait=True, cancel_futures=True)
+            self.release()
 
     def paused(self) -> list[SavedServer]:
         """Return the servers that were paused, and are not known to go on."""
@@ -82,10 +64,8 @@ class Snapshotting:
         deadline = time.monotonic() + RELEASE_SECONDS
         while (left := self.paused()) and time.monotonic() < deadline:
             self._progress.show('unpausing', f'{len(left)} servers')
-            seen = self._look(left)
-            found = {server: steps.released(self._servers[server], seen[server])
-                     for server in seen}
-            self._act(found)
+            self._act({server: steps.released(self._servers[server], seen)
+                       for server, seen in self._look(left).items()})
             if self.paused():
                 time.sleep(_PERIOD_SECONDS)
 
@@ -102,23 +82,19 @@ class Snapshotting:
     def _take(self) -> None:
         deadline = time.monotonic() + self._limits.timeout
         self._save()
-        while True:
-            open_ones = [saved for saved in self._servers.values()
-                         if saved.paused or saved.status in (Status.CHOSEN, Status.ASKED)]
-            if not open_ones:
-                return
-            seen = self._look(open_ones)
+        while left := [saved for saved in self._servers.values()
+                       if saved.paused or saved.status in _OPEN]:
+            seen = self._look(left)
             self._note_standing(seen)
-            found = {server: steps.next_step(self._servers[server], seen[server],
-                                             self._checkpoint.pause) for server in seen}
-            waiting = {saved.server_id for saved in open_ones if saved.status is Status.CHOSEN}
+            waiting = {saved.server_id for saved in left if saved.status is Status.CHOSEN}
             # One that could not be looked at may be about to be paused as well.
-            found |= {server: NextStep.WAIT for server in waiting - set(found)}
+            found = dict.fromkeys(waiting, NextStep.WAIT) | {
+                server: steps.next_step(self._servers[server], one, self._checkpoint.pause)
+                for server, one in seen.items()}
             self._act(steps.gate(found, waiting))
             self._show()
             if time.monotonic() >= deadline:
                 self._time_is_out()
-                self._save()
                 return
             time.sleep(_PERIOD_SECONDS)
 
@@ -126,26 +102,22 @@ class Snapshotting:
         why = f'not done within {self._limits.timeout:g} s; go on with --continue'
         why += f' ({self._away})' if self._away else ''
         for saved in self._servers.values():
-            if saved.status in (Status.CHOSEN, Status.ASKED):
+            if saved.status in _OPEN:
                 # As far as it is: who goes on finds what Nova has done meanwhile.
                 self._fail(saved, why, saved.status)
+        self._save()
 
     def _look(self, servers: Iterable[SavedServer]) -> dict[str, Seen | None]:
         """Look at servers; those at which Nova does not let us look are left out."""
         found: dict[str, Seen | None] = {}
         self._away = ''
-
-        def note(server: str, answer: Seen | None) -> None:
-            found[server] = answer
-
-        self._each({saved.server_id: lambda one=saved: self._cloud.see(  # type: ignore[misc]
-            one.server_id, one.image_id) for saved in servers}, note, self._not_seen)
+        self._each(servers, lambda saved: self._cloud.see(saved.server_id, saved.image_id),
+                   self._not_seen, lambda saved, seen: found.update({saved.server_id: seen}))
         return found
 
-    def _not_seen(self, server: str, error: CloudRefused) -> None:
+    def _not_seen(self, saved: SavedServer, error: CloudRefused) -> None:
         self._away = str(error)
-        saved = self._servers[server]
-        if not error.passes and saved.status in (Status.CHOSEN, Status.ASKED):
+        if not error.passes and saved.status in _OPEN:
             self._fail(saved, str(error))
 
     def _note_standing(self, seen: dict[str, Seen | None]) -> None:
@@ -163,43 +135,39 @@ class Snapshotting:
 
     def _act(self, found: dict[str, NextStep]) -> None:
         """Do what is to be done: first the file says it, then Nova is asked."""
-        of: dict[NextStep, list[SavedServer]] = {}
+        of: dict[NextStep, list[SavedServer]] = {step: [] for step in NextStep}
         for server, step in found.items():
-            of.setdefault(step, []).append(self._servers[server])
-        for saved in of.get(NextStep.GONE, ()):
+            of[step].append(self._servers[server])
+        for saved in of[NextStep.GONE]:
             self._fail(saved, 'the server is deleted')
-        for saved in of.get(NextStep.SAVED, ()):
+        for saved in of[NextStep.SAVED]:
             saved.status, saved.reason = Status.SAVED, ''
-        for saved in of.get(NextStep.GOES_ON, ()):
+        for saved in of[NextStep.GOES_ON]:
             saved.paused = False
-        for saved in of.get(NextStep.AGAIN, ()):
+        for saved in of[NextStep.AGAIN]:
             self._again(saved, 'Nova\'s snapshot has come to nothing; the log of nova-compute on'
                                f' {saved.host or "its host"} says why')
-        for saved in of.get(NextStep.PAUSE, ()):
+        for saved in of[NextStep.PAUSE]:
             saved.paused = True
-        for saved in of.get(NextStep.SNAPSHOT, ()):
-            saved.status, saved.asked_at = Status.ASKED, now()
-            saved.image_id = ''
-        if set(of) - {NextStep.WAIT, NextStep.DONE, NextStep.UNPAUSE}:
+        for saved in of[NextStep.SNAPSHOT]:
+            saved.status, saved.asked_at, saved.image_id = Status.ASKED, now(), ''
+        if set(found.values()) - {NextStep.WAIT, NextStep.DONE, NextStep.UNPAUSE}:
             self._save()
-        if NextStep.PAUSE in of:
-            self._progress.line(f'pausing {len(of[NextStep.PAUSE])} servers: '
-                                + ', '.join(saved.server_id for saved in of[NextStep.PAUSE][:20]))
-        cloud, checkpoint = self._cloud, self._checkpoint.checkpoint_id
-        self._each({saved.server_id: lambda one=saved: cloud.pause(  # type: ignore[misc]
-            one.server_id) for saved in of.get(NextStep.PAUSE, ())}, None, self._not_done)
-        self._each({saved.server_id: lambda one=saved: cloud.snapshot(  # type: ignore[misc]
-            one.server_id, one.image_name, checkpoint)
-            for saved in of.get(NextStep.SNAPSHOT, ())}, self._asked, self._not_done)
-        self._each({saved.server_id: lambda one=saved: cloud.unpause(  # type: ignore[misc]
-            one.server_id) for saved in of.get(NextStep.UNPAUSE, ())}, None, self._not_released)
+        if pausing := of[NextStep.PAUSE]:
+            self._progress.line(f'pausing {len(pausing)} servers: '
+                                + ', '.join(saved.server_id for saved in pausing[:20]))
+        self._each(pausing, lambda saved: self._cloud.pause(saved.server_id), self._not_done)
+        self._each(of[NextStep.SNAPSHOT], lambda saved: self._cloud.snapshot(
+            saved.server_id, saved.image_name, self._checkpoint.checkpoint_id), self._not_done,
+            self._asked)
+        self._each(of[NextStep.UNPAUSE], lambda saved: self._cloud.unpause(saved.server_id),
+                   self._not_released)
 
-    def _asked(self, server: str, image: str) -> None:
-        self._servers[server].image_id = image
+    def _asked(self, saved: SavedServer, image: str) -> None:
+        saved.image_id = image
         self._save()
 
-    def _not_done(self, server: str, error: CloudRefused) -> None:
-        saved = self._servers[server]
+    def _not_done(self, saved: SavedServer, error: CloudRefused) -> None:
         if saved.status is Status.ASKED and not error.status:
             # Nova may have begun: what there is in Glance tells.
             self._adopt()
@@ -207,15 +175,16 @@ class Snapshotting:
         self._again(saved, str(error), lasting=not error.passes)
         self._save()
 
-    def _not_released(self, server: str, error: CloudRefused) -> None:
+    def _not_released(self, _saved: SavedServer, error: CloudRefused) -> None:
         # It is looked at again, and tried again until time is out.
         self._away = str(error)
 
     def _again(self, saved: SavedServer, why: str, *, lasting: bool = False) -> None:
-        tries = self._tries[saved.server_id] = self._tries.get(saved.server_id, 0) + 1
+        self._tries[saved.server_id] += 1
+        tries = self._tries[saved.server_id]
         if saved.image_id:
-            self._each({saved.server_id: lambda: self._cloud.delete_image(saved.image_id)}, None,
-                       lambda _server, _error: None)
+            with contextlib.suppress(CloudRefused):
+                self._cloud.delete_image(saved.image_id)
         if lasting or tries >= self._limits.tries:
             self._fail(saved, why)
             return
@@ -226,27 +195,29 @@ class Snapshotting:
         saved.status, saved.reason = status, one_line(why)
         self._progress.line(f'server {saved.server_id}: {saved.reason}')
 
-    def _each(self, calls: dict[str, Callable[[], Answer]],
-              done: Callable[[str, Answer], None] | None,
-              refused: Callable[[str, CloudRefused], None]) -> None:
-        """Make calls, several at once, and take each answer in this thread as it comes."""
-        under_way = {self._pool.submit(call): server for server, call in calls.items()}
-        for future in concurrent.futures.as_completed(under_way):
-            server = under_way[future]
-            try:
-                answer = future.result()
-            except CloudRefused as error:
-                refused(server, error)
-            else:
-                if done:
-                    done(server, answer)
+    def _each(self, servers: Iterable[SavedServer], call: Callable[[SavedServer], Answer],
+              refused: Callable[[SavedServer, CloudRefused], None],
+              done: Callable[[SavedServer, Answer], None] = lambda _saved, _answer: None) -> None:
+        """Make a call for each server, several at once; take each answer in this thread."""
+        pool = concurrent.futures.ThreadPoolExecutor(self._limits.at_once)
+        try:
+            under_way = {pool.submit(call, saved): saved for saved in servers}
+            for future in concurrent.futures.as_completed(under_way):
+                try:
+                    answer = future.result()
+                except CloudRefused as error:
+                    refused(under_way[future], error)
+                else:
+                    done(under_way[future], answer)
+        finally:
+            # What is under way at Nova has an end, and changes what is seen.
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _show(self) -> None:
-        count = {status: sum(saved.status is status for saved in self._servers.values())
-                 for status in Status}
-        details = [f'{count[Status.ASKED]} under way'] if count[Status.ASKED] else []
-        details += [f'{count[Status.FAILED]} failed'] if count[Status.FAILED] else []
-        details += [f'{len(self.paused())} paused'] if self.paused() else []
+        count = collections.Counter(saved.status for saved in self._servers.values())
+        details = [f'{number} {what}' for number, what in (
+            (count[Status.ASKED], 'under way'), (count[Status.FAILED], 'failed'),
+            (len(self.paused()), 'paused')) if number]
         details += [one_line(self._away)] if self._away else []
         self._progress.bar('snapshots', count[Status.SAVED], len(self._servers), 'servers',
                            ', '.join(details))

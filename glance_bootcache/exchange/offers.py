@@ -7,7 +7,7 @@ Those of the same rack come first, so that a rack's link carries a file about on
 """
 
 import dataclasses
-import itertools
+import heapq
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,26 +47,15 @@ _MOST_FILES = 500
 _MOST_HOSTS = 200
 
 
-@dataclasses.dataclass(frozen=True)
-class Came:
-    """How a file came to a host.
-
-    :ivar got: bytes by the hosts that gave them, an empty name for the storage node's exchange.
-    :ivar copied: bytes that the storage node's exporter gave.
-    """
-
-    way: ExchangeWay
-    got: Mapping[str, int]
-    copied: int
-
-
 class Given:
     """What hosts told of files that they got."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what was told, for steps in memory
+        # As ``describe`` returns them, by file and host.
         self._files: cachetools.LRUCache[
-            tuple[str, str, int], cachetools.LRUCache[str, Came]] = cachetools.LRUCache(_MOST_FILES)
+            tuple[str, str, int], cachetools.LRUCache[str, dict[str, Any]]] = \
+            cachetools.LRUCache(_MOST_FILES)
         self._totals = {f'{way}_files': 0 for way in ExchangeWay} | {
             'exchanged_bytes': 0, 'storage_bytes': 0, 'copied_bytes': 0}
 
@@ -78,24 +67,24 @@ class Given:
         :param names: of hosts by address; the storage node's has an empty one. Others are left out.
         """
         most = 2 * size
-        came = Came(message.way, {names[address]: min(count, most) for address, count in message.got
-                                  if address in names}, min(message.copied, most))
+        got = {names[address]: min(count, most) for address, count in message.got
+               if address in names}
+        copied = min(message.copied, most)
         with self._lock:
-            self._files.setdefault((message.image_id, kind, size),
-                                   cachetools.LRUCache(_MOST_HOSTS))[message.host] = came
+            self._files.setdefault(
+                (message.image_id, kind, size), cachetools.LRUCache(_MOST_HOSTS))[message.host] = {
+                    'file': kind, 'size': size, 'to': message.host, 'way': message.way,
+                    'copied': copied, 'got': [list(one) for one in sorted(got.items())]}
             self._totals[f'{message.way}_files'] += 1
-            self._totals['copied_bytes'] += came.copied
-            for giver, count in came.got.items():
+            self._totals['copied_bytes'] += copied
+            for giver, count in got.items():
                 self._totals['exchanged_bytes' if giver else 'storage_bytes'] += count
 
     def describe(self, image_id: str) -> list[dict[str, Any]]:
         """Return who gave of an image's files to whom; see ImageHosts."""
         with self._lock:
-            found = [(kind, size, dict(hosts)) for (known, kind, size), hosts in self._files.items()
-                     if known == image_id]
-        return [{'file': kind, 'size': size, 'to': host, 'way': came.way, 'copied': came.copied,
-                 'got': [[giver, count] for giver, count in sorted(came.got.items())]}
-                for kind, size, hosts in found for host, came in hosts.items()]
+            return [row for (known, _kind, _size), hosts in self._files.items()
+                    if known == image_id for row in hosts.values()]
 
     def totals(self) -> dict[str, int]:
         """Return the counts since the service's start."""
@@ -134,20 +123,18 @@ def predecessors(before: Sequence[Member], rack: str, storage: Peer) -> tuple[Pe
     :param rack: the host's own.
     :param storage: the storage node's, for the first hosts.
     """
-    near = (member for member in reversed(before) if rack and member.rack == rack)
-    far = (member for member in reversed(before) if not (rack and member.rack == rack))
-    # No more of a long line is looked at than is needed.
-    chosen = list(itertools.islice(itertools.chain(near, far), PREDECESSORS))
+    chosen = heapq.nsmallest(PREDECESSORS, reversed(before),
+                             key=lambda member: not rack or member.rack != rack)
     peers = tuple(member.peer for member in chosen)
     if len(chosen) == PREDECESSORS or any(member.is_complete for member in chosen):
         return peers
     return *peers, storage
 
 
-# Files, and hosts of each: whoever can write to the message bus can make up names.
+# Of each file: whoever can write to the message bus can make up names.
+_MOST_MEMBERS = 20_000
 # Hosts that are told of a file: of two, one is another than the one that asks.
 _MOST_TOLD = 2
-_MOST_MEMBERS = 20_000
 
 
 class Lines:
@@ -165,8 +152,9 @@ class Lines:
         self._clock = clock
         self._lock = threading.Lock()  # guards the lines, for steps in memory
         self._lines: cachetools.LRUCache[str, dict[str, Member]] = cachetools.LRUCache(_MOST_FILES)
-        # Hosts that were told of a file, with until when that counts, in monotonic seconds.
-        self._told: cachetools.LRUCache[str, dict[str, float]] = cachetools.LRUCache(_MOST_FILES)
+        # Hosts that were told of a file just now.
+        self._told: cachetools.LRUCache[str, cachetools.TTLCache[str, None]] = \
+            cachetools.LRUCache(_MOST_FILES)
 
     def tell(self, file: str, host: str) -> bool:
         """Note that a host is told of a file: it is about to get it, and may join its line.
@@ -176,12 +164,11 @@ class Lines:
             still: many hosts get it at once, which one by one copy it as fast.
         """
         with self._lock:
-            now = self._clock()
-            told = {name: until for name, until in self._told.get(file, {}).items()
-                    if until > now and name != host}
-            self._told[file] = dict(list(told.items())[1 - _MOST_TOLD:]) | {
-                host: now + patience.SERVERS_WAIT}
-            return bool(told)
+            told = self._told.setdefault(file, cachetools.TTLCache(
+                _MOST_TOLD, patience.SERVERS_WAIT, self._clock))
+            others = any(name != host for name in told)
+            told[host] = None
+            return others
 
     def join(self, file: str, host: str, peer: Peer, rack: str,
              may_ask_storage: Callable[[bool], bool] = lambda needs: True) -> tuple[Peer, ...]:

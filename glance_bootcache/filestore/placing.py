@@ -5,25 +5,19 @@ both are compared. QEMU's tools do it, with explicit formats. The base was accep
 when its image was registered.
 """
 
-import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
-import time
 from collections.abc import Callable
 from typing import Any
 
-from oslo_log import log as logging
-
 from bootcache import confined, exception, limited, qemuimg, savefile, watched
 from bootcache.limited import Limits
-from glance_bootcache.filestore import reflink
-from glance_bootcache.filestore.journal import Entry, Journal
+from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.storage import inspection
-
-LOG = logging.getLogger(__name__)
 
 # In a store's directory, for what is not an image yet; Glance looks at names that it knows only.
 WORK = '.bootcache'
@@ -91,24 +85,18 @@ def named(path: str) -> str:
     return ':'.join(map(str, savefile.identity(os.lstat(path))))
 
 
-def is_there(target: str, file: str) -> bool:
-    """Tell whether what has a name in the store is the file that was put there."""
-    try:
-        return named(target) == file
-    except FileNotFoundError:
-        return False
-
-
 def remove(target: str, file: str) -> bool:
     """Remove a file from the store, if it is still the one that was put there.
 
     :returns: whether it was.
     :raises OSError: if it cannot be removed.
     """
-    if not is_there(target, file):
-        return False
-    with contextlib.suppress(FileNotFoundError):
+    try:
+        if named(target) != file:
+            return False
         os.unlink(target)
+    except FileNotFoundError:
+        return False
     savefile.fsync_directory(os.path.dirname(target))
     return True
 
@@ -119,86 +107,11 @@ def check_free(directory: str, needed: int) -> None:
     :raises StorageNodeFull: if it has not.
     :raises OSError: if it cannot be asked.
     """
-    status = os.statvfs(directory)
-    free = status.f_bavail * status.f_frsize
+    total, _used, free = shutil.disk_usage(directory)
     # What is left for others: a fiftieth of it.
-    if free - needed < status.f_blocks * status.f_frsize // 50:
+    if free - needed < total // 50:
         raise exception.StorageNodeFull(f'{directory} has {free} bytes left, and {needed} may be'
                                         ' needed beside a fiftieth of it all; make room there')
-
-
-class Sharing:
-    """The snapshots that Glance has from an upload; one thread at a time goes on with them.
-
-    :param journal: of what is in hand.
-    :param directories: of Glance's file stores.
-    """
-
-    def __init__(self, journal: Journal, directories: list[str]):
-        self._journal = journal
-        self._directories = directories
-        # How far each is, and how many bytes it shares, by image. After a restart it begins anew.
-        self._reached: dict[str, tuple[int, int]] = {}
-        self._told: set[str] = set()
-
-    def go_on(self, end: float) -> None:
-        """Share what can be; what is not done in time is left to the next call.
-
-        Errors are logged: the images are right in any case.
-
-        :param end: in monotonic seconds.
-        :raises OSError: if it cannot be noted what is done.
-        """
-        for image_id in self._journal.images():
-            entry = self._journal.load(image_id)
-            if entry is not None and entry.uploaded and self._shared(entry, end):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.work)
-                self._journal.forget(image_id)
-                self._reached.pop(image_id, None)
-            if time.monotonic() >= end:
-                return
-
-    def _shared(self, entry: Entry, end: float) -> bool:
-        """Share what an image has; tell whether that is all."""
-        for directory in self._directories:
-            target = os.path.join(directory, entry.image_id)
-            # Of a copy, what the base has may be in the same place of the store's file system.
-            for source in (entry.work, entry.base):
-                if not os.path.isfile(target):
-                    continue
-                try:
-                    if not self._went_on(entry, source, target, end):
-                        return False
-                    break
-                except PermissionError as error:
-                    self.tell(directory, 'what snapshots have in common is stored again (%s); give'
-                               ' the service\'s user the right to write to files there', error)
-                    break
-                except OSError as error:
-                    if not reflink.is_unable(error):
-                        LOG.info('snapshot %s: not all of it is shared: %s', entry.image_id, error)
-                        break
-                    self.tell(directory, 'its file system shares nothing with files in %s',
-                               os.path.dirname(source))
-        return True
-
-    def _went_on(self, entry: Entry, source: str, target: str, end: float) -> bool:
-        begin, same = self._reached.get(entry.image_id, (0, 0))
-        for piece in reflink.share(source, target, begin):
-            same += piece.same
-            self._reached[entry.image_id] = piece.reached, same
-            if time.monotonic() >= end:
-                return False
-        LOG.info('snapshot %s: %.1f MB of it are shared with its base or in its own file',
-                 entry.image_id, same / 1e6)
-        return True
-
-    def tell(self, path: str, text: str, *words: object) -> None:
-        """Log something about a directory, once."""
-        if f'{path}{text}' not in self._told:
-            self._told.add(f'{path}{text}')
-            LOG.warning('%s: ' + text, path, *words)
 
 
 # Added to the name of the snapshot's file.
@@ -260,48 +173,47 @@ def check_base(path: str, image_format: str) -> None:
                             f' (exit {code}): {last}')
 
 
-def overlay(entry: Entry, virtual_bytes: int) -> dict[str, Any]:
+def overlay(record: Record, virtual_bytes: int) -> dict[str, Any]:
     """Make the overlay that a host writes, on the base; returns its node.
 
     :param virtual_bytes: of the server's disk.
     :raises BootcacheError: if it cannot be made.
     """
-    qemuimg.create_overlay(entry.work + OVERLAY, virtual_bytes, entry.base, entry.image_format,
+    qemuimg.create_overlay(record.work + OVERLAY, virtual_bytes, record.base, record.disk_format,
                            cluster_bytes=_OVERLAY_CLUSTER, subclusters=True, open_backing=False)
-    return _overlay_node(entry)
+    return _overlay_node(record)
 
 
-def put_together(entry: Entry, check: Callable[[], None]) -> None:
-    """Put what a host wrote into a snapshot's own file, unless that is done.
+def put_together(record: Record, check: Callable[[], None]) -> None:
+    """Put what a host wrote into a snapshot's own file, and remove the overlay.
 
     :param check: called several times a second; what it raises ends it.
     :raises StorageNodeFull: if it has no room twice, or others are left none meanwhile.
     :raises BootcacheError: if the file does not read as the base with what was written then.
+    :raises OSError: if it cannot be looked at.
     """
-    path, directory = entry.work + OVERLAY, os.path.dirname(entry.work)
-    try:
-        stored = os.stat(path).st_blocks * 512
-    except FileNotFoundError:
-        return
+    path, directory = record.work + OVERLAY, os.path.dirname(record.work)
+    stored = os.stat(path).st_blocks * 512
     check_free(directory, stored)
 
     def check_all() -> None:
         check()
         check_free(directory, 0)
 
-    qemuimg.send_own(path, entry.base, entry.image_format, _node(entry.work, entry.image_format),
+    made = _node(record.work, record.disk_format)
+    qemuimg.send_own(path, record.base, record.disk_format, made,
                      seconds=_GRACE_SECONDS + stored / _RATE, check=check_all)
-    limit = inspection.cpu_seconds(os.stat(entry.work).st_size,
+    limit = inspection.cpu_seconds(os.stat(record.work).st_size,
                                    qemuimg.info(path, 'qcow2')['virtual-size'])
     # Not by qemuimg.is_same_piece: QEMU 7.2 takes what is below a qcow2 for zeros where it is asked
     # through another node.
     code, detail = watched.run(
-        ['qemu-img', 'compare', '-q', 'json:' + json.dumps(_overlay_node(entry)),
-         qemuimg.file_node(entry.work, entry.image_format)], _WAITING * limit, check)
+        ['qemu-img', 'compare', '-q', 'json:' + json.dumps(_overlay_node(record)),
+         qemuimg.file_node(record.work, record.disk_format)], _WAITING * limit, check)
     if code:
         raise exception.BootcacheError(
-            f'snapshot {entry.image_id} does not read as what was written on {entry.base} (qemu-img'
-            f' compare: exit {code} {detail}); look at that file with qemu-img check')
+            f'snapshot {record.snapshot_id} does not read as what was written on {record.base}'
+            f' (qemu-img compare: exit {code} {detail}); look at that file with qemu-img check')
     os.unlink(path)
 
 
@@ -315,9 +227,9 @@ def _node(path: str, image_format: str) -> dict[str, Any]:
     return node
 
 
-def _overlay_node(entry: Entry) -> dict[str, Any]:
-    base = {**_node(entry.base, entry.image_format), 'read-only': True}
-    return {**_node(entry.work + OVERLAY, 'qcow2'), 'backing': base}
+def _overlay_node(record: Record) -> dict[str, Any]:
+    base = {**_node(record.base, record.disk_format), 'read-only': True}
+    return {**_node(record.work + OVERLAY, 'qcow2'), 'backing': base}
 
 
 def _run(what: str, arguments: list[str], seconds: float,

@@ -4,7 +4,6 @@ The calls are those of Linux's ioctl_ficlone(2) and ioctl_fideduperange(2).
 """
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
@@ -63,27 +62,15 @@ def _take_no_more(fd: int) -> None:
                                                       block))
 
 
-@dataclasses.dataclass(frozen=True)
-class Shared:
-    """How far the sharing of two files has come.
-
-    :ivar reached: up to where both have been looked at, in bytes.
-    :ivar same: bytes of the last piece that both have in the same place: they are once on the
-        medium from now on.
-    """
-
-    reached: int
-    same: int
-
-
-def share(source: str, target: str, begin: int = 0) -> Iterator[Shared]:
+def share(source: str, target: str, begin: int = 0) -> Iterator[tuple[int, int]]:
     """Have two files share what they have in the same places; the kernel compares before it does.
 
     Neither file's content changes. What was shared when the caller stops stays shared.
 
     :param target: gets the other one's extents; the caller owns it, or may write to it.
-    :param begin: offset of the first byte that is looked at, as ``reached`` has it.
-    :returns: one by one, pieces of at most 4 MiB.
+    :param begin: offset of the first byte that is looked at.
+    :returns: one by one, of pieces of at most 4 MiB: up to where both have been looked at, and how
+        many bytes of the piece are in the same place of both, and once on the medium from now on.
     :raises OSError: if one of them cannot be opened or read; with an errno that ``is_unable``
         knows, if the file system cannot do that between these two.
     """
@@ -103,7 +90,7 @@ def share(source: str, target: str, begin: int = 0) -> Iterator[Shared]:
                 half = max(_SMALLEST, length // 2 // _SMALLEST * _SMALLEST)
                 left += [(place + half, length - half), (place, half)]
                 continue
-            yield Shared(place + (done or length), done)
+            yield place + (done or length), done
 
 
 def is_unable(error: OSError) -> bool:

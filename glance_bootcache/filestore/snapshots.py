@@ -11,57 +11,43 @@ is equal is shared afterwards. Each is tried, and none is configured.
 
 import contextlib
 import dataclasses
-import errno
+import math
 import os
+import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from oslo_config import cfg
+from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming
+from bootcache import exception, naming, savefile
 from bootcache.ceph import places
 from bootcache.manifest import Manifest
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.ceph import basenode
 from glance_bootcache.filestore import placing, reflink
-from glance_bootcache.filestore.journal import Entry, Journal
 from glance_bootcache.filestore.locations import location_of
-from glance_bootcache.filestore.placing import Sharing
 from glance_bootcache.filestore.registrars import Registrars
-from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
+from glance_bootcache.snapshots.records import Record
+from glance_bootcache.snapshots.stores import SnapshotUnfit
+
+LOG = logging.getLogger(__name__)
 
 _SUFFIX = '.snapshot'
 _FORMATS = ('raw', 'qcow2')
 # Of a copy: what the slowest disk that is worth it does.
 _COPY_RATE, _COPY_GRACE = 20 << 20, 30
-# For which a round of upkeep shares what was uploaded; the rest is left to the next.
-_ROUND_SECONDS = 10
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a snapshot's file can be.
-
-    :ivar directory: of the file.
-    :ivar store: Glance's name of the store that has it then; empty if it is uploaded.
-    :ivar store_directory: that store's.
-    """
-
-    directory: str
-    store: str = ''
-    store_directory: str = ''
 
 
 class FileSnapshots:
-    """The snapshots in hand on the file store; a ``SnapshotStore``.
+    """The snapshots on the file store; a ``SnapshotStore``.
 
     :param conf: configuration of the storage service.
     :param registrars: tells which of Glance's stores registers what is put into a directory.
     """
 
-    # What it is called in records and logs.
     name = 'file'
 
     def __init__(self, conf: cfg.ConfigOpts, registrars: Registrars):
@@ -72,8 +58,11 @@ class FileSnapshots:
             or group.snapshot_exporters == glance_conf.COMMON
         self._registrars = registrars
         self._own = os.path.join(group.state_dir, 'snapshots')
-        self._journal = Journal(self._own)
-        self._sharing = Sharing(self._journal, self._store_directories)
+        os.makedirs(self._own, mode=0o700, exist_ok=True)
+        # How far the sharing of each is, and how many bytes it shares, by image. After a restart it
+        # begins anew.
+        self._reached: dict[str, tuple[int, int]] = {}
+        self._once = LogThrottle(LOG, math.inf)
 
     def refusal(self, base: Manifest) -> str:
         """Return why no snapshot of a base is made here; empty if one may be."""
@@ -87,241 +76,201 @@ class FileSnapshots:
             return f'its base is {base.made.image_format or "of no format that is known"}'
         return ''
 
-    def traits(self, snapshot_id: str) -> Traits:
-        """Return what its image has: its base's format, and the store that it was put into."""
-        entry = self._journal.load(naming.canonical_image_id(snapshot_id))
-        if entry is None:
-            return Traits()
-        return Traits(entry.image_format, entry.store if entry.file else '')
-
-    def begin(self, base: Manifest, snapshot_id: str, virtual_bytes: int) -> Writable:
-        """Make a file with a base's content, as large as the server's disk.
-
-        :param virtual_bytes: of the server's disk.
-        :raises SnapshotUnfit: if the disk is smaller than its base, the snapshot is in hand, there
-            is no room for it, or the base's tables are not fit for a writer.
-        :raises Interrupted: if the base cannot be read, or the file not be made.
-        :raises BootcacheError: if the base cannot be copied or resized.
-        """
-        snapshot_id = naming.canonical_image_id(snapshot_id)
-        if reason := self.refusal(base):
-            raise SnapshotUnfit(reason)
+    def begin(self, record: Record, base: Manifest, virtual_bytes: int
+              ) -> tuple[Record, Mapping[str, object]]:
+        """Make a file with a base's content, as large as the server's disk, and an overlay."""
         if virtual_bytes < base.made.virtual_bytes:
             raise SnapshotUnfit(f'the disk has {virtual_bytes} bytes, and its base'
                                 f' {base.made.virtual_bytes}')
-        if self._journal.load(snapshot_id) is not None:
-            raise SnapshotUnfit(f'snapshot {snapshot_id} is in hand already')
-        placing.check_base(base.made.base_path, base.made.image_format)
+        placing.check_base(record.base, record.disk_format)
         try:
-            entry = self._made(base, snapshot_id)
+            record = self._made(record)
             if virtual_bytes > base.made.virtual_bytes:
-                placing.grow(entry.work, entry.image_format, virtual_bytes)
-            node = placing.overlay(entry, virtual_bytes)
-            if not entry.store:
-                self._check_upload(entry)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                self.discard(snapshot_id)
-            if isinstance(error, exception.StorageNodeFull) \
-                    or (isinstance(error, OSError) and error.errno in _FULL):
+                placing.grow(record.work, record.disk_format, virtual_bytes)
+            node = placing.overlay(record, virtual_bytes)
+            if not record.glance_store:
+                self._check_upload(record.work)
+        except (exception.BootcacheError, OSError) as error:
+            if isinstance(error, exception.StorageNodeFull) or savefile.means_full(error):
                 raise SnapshotUnfit(f'there is no room for it: {error}') from error
-            if isinstance(error, OSError):
-                raise exception.Interrupted(f'snapshot {snapshot_id}: {error}') from error
             raise
-        return Writable(node, entry.image_format)
+        return record, node
 
-    def _check_upload(self, entry: Entry) -> None:
+    def _made(self, record: Record) -> Record:
+        """Make the file, where it shares extents with the base if there is such a place."""
+        found = self._places(record)
+        for place in found:
+            if reflink.clone(place.base, place.work):
+                placing.check_free(os.path.dirname(place.work), 0)
+                return place
+        # The first is a store that registers it, if there is one: it is not uploaded, at least.
+        place, directory = found[0], os.path.dirname(found[0].work)
+        self._once.warning(directory, '%s: there are no reflinks of files in %s: each snapshot'
+                           ' takes the space of all of its base, and only the network is saved',
+                           directory, os.path.dirname(place.base))
+        stored = os.stat(place.base).st_blocks * 512
+        placing.check_free(directory, stored)
+        os.close(os.open(place.work, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        placing.copy(place.base, place.work, _COPY_GRACE + stored / _COPY_RATE)
+        return place
+
+    def _places(self, record: Record) -> list[Record]:
+        """Return the record with each place where its file can be made, the best first."""
+        def place(directory: str, store: str = '') -> Record:
+            return dataclasses.replace(record, glance_store=store, work=os.path.join(
+                directory, record.snapshot_id + _SUFFIX))
+
+        found = [place(self._own)]
+        for directory in self._store_directories:
+            try:
+                found.append(place(placing.work_directory(directory),
+                                   self._registrars.store_of(directory)))
+            except OSError as error:
+                self._once.warning(directory, '%s: nothing can be put there (%s): snapshots are'
+                                   ' uploaded', directory, error)
+        return sorted(found, key=lambda place: not place.glance_store)
+
+    def _check_upload(self, work: str) -> None:
         """Check that Glance has room for a file that it stores anew, holes and all.
 
         :raises StorageNodeFull: if no store has.
         """
-        full: exception.StorageNodeFull | None = None
-        for directory in filter(os.path.isdir, self._store_directories):
-            try:
-                placing.check_free(directory, os.stat(entry.work).st_size)
-                return
-            except exception.StorageNodeFull as error:
-                full = error
-        if full is not None:
-            raise full
+        there = [path for path in self._store_directories if os.path.isdir(path)]
+        if there:
+            roomiest = max(there, key=lambda path: shutil.disk_usage(path).free)
+            placing.check_free(roomiest, os.stat(work).st_size)
 
-    def check_room(self, snapshot_id: str) -> None:
-        """Check that a fiftieth of the file system is free.
-
-        :raises StorageNodeFull: if it is not.
-        :raises OSError: if it cannot be asked.
-        """
-        placing.check_free(os.path.dirname(self._entry(snapshot_id).work), 0)
+    def check_room(self, record: Record) -> None:
+        """Check that a fiftieth of the file system is free."""
+        placing.check_free(os.path.dirname(record.work), 0)
 
     @contextlib.contextmanager
-    def looked_at(self, snapshot_id: str, directory: str,
-                  check: Callable[[], None]) -> Iterator[Look]:
+    def looked_at(self, record: Record, directory: str,
+                  check: Callable[[], None]) -> Iterator[str]:
         """Give the snapshot's own file, with what was written.
 
         :raises BootcacheError: if it does not read as the base with what was written.
         """
-        entry = self._entry(snapshot_id)
-        placing.put_together(entry, check)
-        yield Look(entry.work, entry.image_format)
+        placing.put_together(record, check)
+        yield record.work
 
-    def finish(self, snapshot_id: str) -> Stored:
-        """Give a snapshot that nobody writes to any more to its store, or have it uploaded.
+    def finish(self, record: Record, put: Callable[[Record], None]) -> str:
+        """Give a snapshot to its store, or have it uploaded.
 
         :raises SnapshotUnfit: if the store has an image of that id.
-        :raises Interrupted: if it cannot be written.
-        :raises BootcacheError: as of ``looked_at``.
         """
-        entry = self._entry(snapshot_id)
+        target = _target(record)
+        if record.glance_store:
+            placing.hand_over(record.work, os.path.dirname(target))
+        placing.trim(record.work)
+        if not record.glance_store:
+            return ''
+        put(dataclasses.replace(record, file=placing.named(record.work)))
         try:
-            placing.put_together(entry, lambda: None)
-            if not entry.store:
-                placing.trim(entry.work)
-                return Stored(path=entry.work)
-            return self._placed(entry)
+            placing.place(record.work, target)
         except FileExistsError as error:
-            raise SnapshotUnfit(f'{entry.place} is there already, and nothing replaces an image'
+            raise SnapshotUnfit(f'{target} is there already, and nothing replaces an image'
                                 ) from error
-        except OSError as error:
-            raise exception.Interrupted(f'snapshot {snapshot_id}: {error}') from error
+        return location_of(record.glance_store, record.snapshot_id)
 
-    def _placed(self, entry: Entry) -> Stored:
-        store_directory = os.path.dirname(entry.place)
-        if entry.file and placing.is_there(entry.place, entry.file):
-            # A crash came after that.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(entry.work)
-            return Stored(url=location_of(entry.store, entry.image_id))
-        try:
-            placing.hand_over(entry.work, store_directory)
-        except PermissionError as error:
-            self._sharing.tell(store_directory, 'files there cannot be given to glance-api (%s),'
-                               ' and are uploaded', error)
-            placing.trim(entry.work)
-            return Stored(path=entry.work)
-        placing.trim(entry.work)
-        self._journal.note(dataclasses.replace(entry, file=placing.named(entry.work)))
-        placing.place(entry.work, entry.place)
-        return Stored(url=location_of(entry.store, entry.image_id))
+    def settled(self, record: Record, until: float) -> bool:
+        """Take notice that Glance has it; of one that was uploaded share what is equal."""
+        if record.work and not record.file:
+            # Stock Nova's way may have come first, after a crash: what the host wrote goes.
+            _unlink(record.work + placing.OVERLAY)
+            if not self._share(record, until):
+                return False
+        self._unlink_work(record)
+        return True
 
-    def settled(self, snapshot_id: str) -> None:
-        """Take notice that Glance has it; of one that was uploaded all is shared by ``tidy``.
+    def _share(self, record: Record, until: float) -> bool:
+        """Have Glance's file share what it can; return whether that is all.
 
-        :raises OSError: if that cannot be noted, or what is not needed any more not be removed.
+        Errors are logged: the image is right in any case.
         """
-        snapshot_id = naming.canonical_image_id(snapshot_id)
-        entry = self._journal.load(snapshot_id)
-        if entry is None:
-            self._journal.forget(snapshot_id)
-            return
-        # Stock Nova's way may have come first, after a crash: what the host wrote is not needed.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(entry.work + placing.OVERLAY)
-        if entry.file:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(entry.work)
-            self._journal.forget(snapshot_id)
+        image_id = record.snapshot_id
+        directory = next((directory for directory in self._store_directories
+                          if os.path.isfile(os.path.join(directory, image_id))), '')
+        if not directory:
+            return True
+        begin, same = self._reached.get(image_id, (0, 0))
+        try:
+            for reached, shared in reflink.share(record.work, os.path.join(directory, image_id),
+                                                 begin):
+                same += shared
+                self._reached[image_id] = reached, same
+                if time.monotonic() >= until:
+                    return False
+        except PermissionError as error:
+            self._once.warning(directory, '%s: what snapshots have in common is stored again (%s);'
+                               ' give the service\'s user the right to write to files there',
+                               directory, error)
+        except OSError as error:
+            if reflink.is_unable(error):
+                self._once.warning(directory, '%s: its file system shares nothing with files in %s',
+                                   directory, os.path.dirname(record.work))
+            else:
+                LOG.info('snapshot %s: not all of it is shared: %s', image_id, error)
         else:
-            self._journal.note(dataclasses.replace(entry, uploaded=True))
+            LOG.info('snapshot %s: %.1f MB of it are shared with its base or in its own file',
+                     image_id, same / 1e6)
+        return True
 
-    def discard(self, snapshot_id: str) -> bool:
+    def discard(self, record: Record) -> bool:
         """Remove all of a snapshot that Glance does not have; nothing else of that name is removed.
 
         :returns: True: a file that somebody has open goes with its last reader.
-        :raises OSError: if something cannot be removed; it stays in ``left``.
         """
-        snapshot_id = naming.canonical_image_id(snapshot_id)
-        entry = self._journal.load(snapshot_id)
-        files = [os.path.join(directory, snapshot_id + _SUFFIX)
-                 for directory in self._directories()]
-        if entry is not None:
-            files.append(entry.work)
-            if entry.file:
-                placing.remove(entry.place, entry.file)
-                # Glance did not take what was put there.
-                self._registrars.doubt(os.path.dirname(entry.place))
-        for path in (*files, *(path + placing.OVERLAY for path in files)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        self._journal.forget(snapshot_id)
+        if record.file:
+            target = _target(record)
+            placing.remove(target, record.file)
+            # Glance did not take what was put there.
+            self._registrars.doubt(os.path.dirname(target))
+        self._unlink_work(record)
         return True
 
+    def _unlink_work(self, record: Record) -> None:
+        self._reached.pop(record.snapshot_id, None)
+        for directory in self._directories():
+            _unlink_both(os.path.join(directory, record.snapshot_id + _SUFFIX))
+        if record.work:
+            _unlink_both(record.work)
+
     def left(self) -> Collection[str]:
-        """Return the ids of snapshots that are under way: begun, and not in Glance's hands."""
-        entries = {image_id: self._journal.load(image_id) for image_id in self._journal.images()}
-        found = {image_id for image_id, entry in entries.items()
-                 if entry is None or not (entry.file or entry.uploaded)}
+        """Return the ids of snapshots of which there are files that are not images."""
+        found = set()
         for directory in self._directories():
             for name in os.listdir(directory):
                 image_id, _, kind = name.partition('.')
                 with contextlib.suppress(ValueError):
-                    if f'.{kind}' in (_SUFFIX, _SUFFIX + placing.OVERLAY) \
-                            and entries.get(image_id) is None:
+                    if f'.{kind}' in (_SUFFIX, _SUFFIX + placing.OVERLAY):
                         found.add(naming.canonical_image_id(image_id))
         return sorted(found)
 
-    def finished(self) -> Collection[str]:
-        """Return the ids of those that were put into a store for Glance to register."""
-        return [image_id for image_id in self._journal.images()
-                if (entry := self._journal.load(image_id)) is not None and entry.file]
-
     def tidy(self) -> None:
-        """Find out which directories Glance registers files of, and share what was uploaded.
+        """Find out which directories Glance registers files of.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        self._sharing.go_on(time.monotonic() + _ROUND_SECONDS)
         if self._is_wanted:
             self._registrars.look()
-
-    def _entry(self, snapshot_id: str) -> Entry:
-        entry = self._journal.load(naming.canonical_image_id(snapshot_id))
-        if entry is None:
-            raise exception.BootcacheError(f'there is no snapshot {snapshot_id} in hand')
-        return entry
-
-    def _made(self, base: Manifest, snapshot_id: str) -> Entry:
-        """Make the file, where it shares extents with the base if there is such a place."""
-        found = self._places()
-        for place in found:
-            entry = self._noted(base, snapshot_id, place)
-            if reflink.clone(entry.base, entry.work):
-                placing.check_free(place.directory, 0)
-                return entry
-        # In a store that registers it, if there is one: then it is not uploaded, at least.
-        place = next((place for place in found if place.store), _Place(self._own))
-        entry = self._noted(base, snapshot_id, place)
-        self._sharing.tell(place.directory, 'there are no reflinks of files in %s: each snapshot'
-                           ' takes the space of all of its base, and only the network is saved',
-                           os.path.dirname(entry.base))
-        stored = os.stat(entry.base).st_blocks * 512
-        placing.check_free(place.directory, stored)
-        os.close(os.open(entry.work, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        placing.copy(entry.base, entry.work, _COPY_GRACE + stored / _COPY_RATE)
-        return entry
-
-    def _noted(self, base: Manifest, snapshot_id: str, place: _Place) -> Entry:
-        entry = Entry(snapshot_id, os.path.join(place.directory, snapshot_id + _SUFFIX),
-                      base.made.base_path, base.made.image_format, place.store,
-                      os.path.join(place.store_directory, snapshot_id) if place.store else '')
-        self._journal.note(entry)
-        return entry
-
-    def _places(self) -> list[_Place]:
-        """Return where a file can be made, the best first."""
-        found = [_Place(self._own)]
-        for store_directory in self._store_directories:
-            try:
-                directory = placing.work_directory(store_directory)
-            except OSError as error:
-                self._sharing.tell(store_directory, 'nothing can be put there (%s): snapshots are'
-                                   ' uploaded', error)
-                continue
-            store = self._registrars.store_of(store_directory)
-            place = _Place(directory, store, store_directory)
-            found.insert(0, place) if store else found.append(_Place(directory))
-        return found
 
     def _directories(self) -> list[str]:
         """Return where files of snapshots are, as far as they can be read."""
         found = [os.path.join(path, placing.WORK) for path in self._store_directories]
         return [self._own, *(path for path in found if os.access(path, os.R_OK | os.X_OK))]
+
+
+def _target(record: Record) -> str:
+    """Return the path of an image in the directory of Glance's in which its file was made."""
+    return os.path.join(os.path.dirname(os.path.dirname(record.work)), record.snapshot_id)
+
+
+def _unlink_both(work: str) -> None:
+    _unlink(work)
+    _unlink(work + placing.OVERLAY)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -60,11 +60,21 @@ def session(conf: cfg.ConfigOpts) -> Any:
     return found
 
 
+def client(conf: cfg.ConfigOpts) -> Any:
+    """Return a client of Glance with the service's credentials.
+
+    :raises ConfigurationError: if some of them are missing.
+    """
+    return glanceclient.Client('2', session=session(conf),
+                               region_name=conf[AUTH_GROUP].region_name)
+
+
 def facts(image: Any) -> ImageFacts:
     """Turn Glance's description of an image into plain values."""
     algorithm, value = image.get('os_hash_algo'), image.get('os_hash_value')
     return ImageFacts(
-        image_id=image['id'], status=image['status'],
+        # Who registers an image may choose its id, in capital letters as well.
+        image_id=image['id'].lower(), status=image['status'],
         disk_format=image.get('disk_format') or 'unset',
         container_format=image.get('container_format') or 'unset',
         stored_bytes=image.get('size') or 0,
@@ -108,8 +118,7 @@ class Images:
     """
 
     def __init__(self, conf: cfg.ConfigOpts):
-        region = conf[AUTH_GROUP].region_name
-        self._client = glanceclient.Client('2', session=session(conf), region_name=region)
+        self._client = client(conf)
 
     def get(self, image_id: str) -> ImageFacts | None:
         """Return an image's facts, or None if Glance does not have it.

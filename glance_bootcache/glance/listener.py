@@ -57,16 +57,16 @@ class ImageEvents:
         """Take one notification."""
         entry, follow = self._events.get(event_type, self._others)
         image_id = payload.get(entry) if isinstance(payload, dict) else None
-        if not isinstance(image_id, str):
+        # Of an id in capital letters Glance's database may have another image in small ones.
+        if not isinstance(image_id, str) or image_id != image_id.lower():
             return messaging.NotificationResult.HANDLED
         try:
             follow(image_id)
             if (entry, follow) == self._others and not self._has_looked(image_id):
                 return messaging.NotificationResult.REQUEUE
-        except (OSError, BootcacheError) as error:
+        except BootcacheError as error:
             self._throttle.warning(event_type, 'image %s: %s cannot be written, and waits on the'
-                                   ' message bus: %s; make room in [bootcache]state_dir, if it is'
-                                   ' full', image_id, event_type, error)
+                                   ' message bus: %s', image_id, event_type, error)
             self._stopping.wait(_AGAIN_SECONDS)
             return messaging.NotificationResult.REQUEUE
         except Exception:

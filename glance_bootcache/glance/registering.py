@@ -1,19 +1,16 @@
 """Small images of the storage service's own, by which it tries what Glance registers."""
 
-import contextlib
+import functools
 import itertools
 import time
 from typing import Any
 
-import glanceclient
 from glanceclient import exc
 from oslo_config import cfg
 
 from bootcache import properties
-from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 
-# By which those are found that a crash has left.
 NAME = 'bootcache-trial'
 _MOST_STORES = 16
 _ACTIVE_SECONDS = 30
@@ -29,14 +26,10 @@ class TrialImages:
 
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf = conf
-        self._made: Any = None
 
-    @property
+    @functools.cached_property
     def _client(self) -> Any:
-        if self._made is None:
-            self._made = glanceclient.Client('2', session=images.session(self._conf),
-                                             region_name=self._conf[AUTH_GROUP].region_name)
-        return self._made
+        return images.client(self._conf)
 
     def stores(self) -> list[str]:
         """Return the names of Glance's stores; none where it has one of the old kind.
@@ -51,14 +44,14 @@ class TrialImages:
         found = sorted(found, key=lambda store: not store.get('default'))
         return [store['id'] for store in found if not store.get('read-only')][:_MOST_STORES]
 
-    def make(self) -> str:
-        """Make a record that nobody else sees, and return its id.
+    def make(self, image_id: str) -> None:
+        """Make an image without data that nobody else sees.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance refuses.
         """
-        return str(self._client.images.create(
-            name=NAME, disk_format='raw', container_format='bare', visibility='private',
-            os_hidden=True, **{properties.MODE: 'off'})['id'])
+        self._client.images.create(
+            id=image_id, name=NAME, disk_format='raw', container_format='bare',
+            visibility='private', os_hidden=True, **{properties.MODE: 'off'})
 
     def register(self, image_id: str, url: str) -> str:
         """Have Glance register an image, and wait until it has.
@@ -98,16 +91,19 @@ class TrialImages:
                 break
         return found
 
-    def delete(self, image_id: str) -> None:
-        """Delete an image; none there is fine.
+    def delete(self, image_id: str) -> bool:
+        """Delete an image; tell whether Glance had none.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance refuses.
         """
-        with contextlib.suppress(exc.HTTPNotFound):
+        try:
             self._client.images.delete(image_id)
+        except exc.HTTPNotFound:
+            return True
+        return False
 
-    def left(self) -> list[str]:
-        """Return the ids of those that a crash has left.
+    def there(self) -> list[str]:
+        """Return the ids of those that Glance has, also of other services of the project.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """

@@ -42,10 +42,6 @@ _FORGET_SECONDS = 86400
 Refuse = Callable[[MessageRefused], None]
 
 
-def pass_over(refusal: MessageRefused) -> None:
-    """Ignore what is left out of a report."""
-
-
 def clamp_times(report: HostReport, now: float, refuse: Refuse) -> HostReport:
     """Return a report to be kept: without times in the future, what was left out, and needs.
 
@@ -130,8 +126,8 @@ class Hosts:
         self._holders: dict[str, set[str]] = {}
         self._held = 0
 
-    def report(self, name: str, report: HostReport | None, refuse: Refuse = pass_over,
-               sender: str = '') -> HoldingsAnswer:
+    def report(self, name: str, report: HostReport | None,
+               refuse: Refuse = lambda refusal: None, sender: str = '') -> HoldingsAnswer:
         """Take a host's report, and tell what it is to let go of.
 
         :param report: None if nothing has changed since its last one.
@@ -219,14 +215,10 @@ class Hosts:
         return forgotten
 
     def _is_to_go(self, image_id: str, held: HeldImage, ordered: bool) -> bool:
-        try:
-            manifest = self._store.load(image_id)
-        except OSError:
-            return ordered
+        manifest = self._store.load(image_id)
         return availability.is_to_go(held.generation, manifest, ordered=ordered or (
             # One that Glance has again is given out again.
-            manifest is None and self._orders.is_for_all(image_id)
-            and not self._store.is_damaged(image_id)))
+            manifest is None and self._orders.is_for_all(image_id)))
 
     def _present(self, names: Iterable[str]) -> list[tuple[str, _Host, float]]:
         """Return name, host and seconds since its report of those of some hosts that are known.
@@ -323,17 +315,6 @@ class Hosts:
             LOG.info('image %s: host %s lets go of its cache image, as an operator says', image_id,
                      name)
         return holding
-
-    def let_go(self, image_id: str) -> None:
-        """Have all hosts let go of an image that is to be forgotten, also if they hold it later.
-
-        :raises DatabaseAway: if that cannot be written.
-        """
-        self._orders.add_for_all(image_id)
-
-    def is_let_go(self, image_id: str) -> bool:
-        """Return whether all hosts are to let go of an image when it is forgotten."""
-        return self._orders.is_for_all(image_id)
 
 
 def _by_tier(images: Iterable[HeldImage]) -> dict[str, int]:

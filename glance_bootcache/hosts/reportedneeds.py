@@ -1,22 +1,22 @@
 """Which images' bases compute hosts need, as they report it: remembered over a restart.
 
 A gateway that has lost its connection comes back by itself, maybe after minutes, and must find what
-it read from. So what a host said last counts until it says something else. It is served for a day
-after the host was heard of last, or this service was started. It is kept on: a cell may be down, of
-which Nova lists no servers then.
+it read from. So what a host said last counts until it says something else, Nova has no such compute
+service any more, or an operator says that the host is gone: a cell may be down for days, of which
+Nova lists no servers then.
 """
 
 import dataclasses
 import enum
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import sqlalchemy as sa
 from oslo_log import log as logging
 
+from bootcache.exception import RequestRefused
 from bootcache.rpc.report import HostReport
 from glance_bootcache.db.engine import Database, delete, upsert
 from glance_bootcache.db.models import HostImageRow, HostRow
@@ -30,6 +30,7 @@ _OTHERS = '(other hosts)'
 # Of all hosts. So many servers' images are not needed at a time.
 _MOST_NAMED = 1_000_000
 _FORGET_SECONDS = 86400
+_SILENT_SECONDS = 300
 # Of a query.
 _MOST_NAMES = 500
 # Rows of a transaction, beside those of its last host: they take SQLite a second, in which no other
@@ -70,8 +71,6 @@ class _Host:
 
     seen: float
     row: _Row
-
-
 
 
 class ReportedNeeds:
@@ -166,11 +165,16 @@ class ReportedNeeds:
             self._set_row(most, _Row(Needs.TOO_MANY))
 
     def needed(self, image_id: str) -> bool:
-        """Return whether a host needs an image's base, or may do so."""
+        """Return whether a host needs an image's base, or may do so.
+
+        What a host has named it needs until it says otherwise: the message bus may be away for
+        days. One that has named nothing may be made up.
+        """
+        if self.hosts(image_id):
+            return True
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
-            return any(self._hosts[name].seen >= oldest for name in itertools.chain(
-                self._by_image.get(image_id, ()), self._need_any))
+            return any(self._hosts[name].seen >= oldest for name in self._need_any)
 
     def hosts(self, image_id: str) -> list[str]:
         """Return the hosts that said so last, by name, and those that name too many to remember.
@@ -191,6 +195,41 @@ class ReportedNeeds:
             for name in [name for name, host in self._hosts.items() if host.seen < oldest
                          and (name == _OTHERS or not _has_to_be_kept(host.row))]:
                 self._forget(name)
+
+    def forget(self, name: str) -> bool:
+        """Forget a host that an operator says is gone for good.
+
+        :returns: False if nothing is known of it.
+        :raises RequestRefused: if it may report still.
+        """
+        with self._lock:
+            host = self._hosts.get(name)
+            if host is None:
+                return False
+            if self._clock() - host.seen < _SILENT_SECONDS:
+                raise RequestRefused(
+                    f'host {name} has reported, or the storage service was started, within'
+                    f' {_SILENT_SECONDS} s; stop its nova-compute, and ask again after that time')
+            self._forget(name)
+        LOG.info('host %s is forgotten: what its servers needed is kept for it no more', name)
+        return True
+
+    def forget_gone(self, services: Collection[str]) -> None:
+        """Forget hosts that were silent for a day, and of which Nova has no compute service.
+
+        :param services: hosts of all that it has. Where none is of a host that is known here, it
+            may be another Nova's, and counts for nothing.
+        """
+        oldest = self._clock() - _FORGET_SECONDS
+        with self._lock:
+            gone = [name for name, host in self._hosts.items()
+                    if host.seen < oldest and name not in services and name != _OTHERS] \
+                if not self._hosts.keys().isdisjoint(services) else []
+            for name in gone:
+                self._forget(name)
+        for name in gone:
+            LOG.info('host %s is forgotten: it was silent for a day, and Nova has no compute'
+                     ' service there', name)
 
     def changes(self, at_once: bool) -> RowChanges | None:
         """Return what the writer has to write.

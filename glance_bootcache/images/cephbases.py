@@ -1,7 +1,6 @@
 """Bases as clones in Ceph: made, checked, looked at, and removed when nothing needs them.
 
-A clone belongs to the image whose manifest names it. What no manifest names, and no job makes, is
-left over: of a crash, or of an image that was given up. There is no other record of clones.
+A clone has a row among the node's files before it is made, and is removed when that is retiring.
 """
 
 import contextlib
@@ -22,6 +21,7 @@ from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
 from bootcache.util.backoff import Backoff
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.policy import is_signed
+from glance_bootcache.storage.nodefiles import FileKind, NodeFiles, tell_unnamed
 
 LOG = logging.getLogger(__name__)
 
@@ -40,10 +40,11 @@ class CephBases:
         self._rbd = Rbd(self._conf.rbd_store_ceph_conf, self._conf.rbd_store_user)
         self._sweeps = Backoff(_SWEEP_SECONDS)
 
-    def obtain(self, image: ImageFacts, check: Callable[[], None],
+    def obtain(self, image: ImageFacts, files: NodeFiles, check: Callable[[], None],
                arrived: Callable[[int], None]) -> str | None:
         """Clone an image's snapshot, and read all of the clone once, for Glance's hash.
 
+        :param files: has the clone's row.
         :param check: called between pieces; raises to give it up.
         :param arrived: told of the bytes of each piece.
         :returns: what a manifest calls the clone; None if the base has to be got another way, which
@@ -63,27 +64,19 @@ class CephBases:
                      ' only raw images are served from there')
             return None
         try:
-            return self._clone(image, algorithm, value, check, arrived)
+            return self._clone(image, files, algorithm, value, check, arrived)
         except RbdAbsent:
             LOG.info(_DOWNLOADED, image.image_id,
                      f'pool {self._conf.rbd_store_pool} has no such image')
-        except exception.Cancelled:
+        except (exception.Cancelled, exception.DatabaseAway):
             raise
         except exception.BootcacheError as error:
             LOG.warning(_DOWNLOADED, image.image_id, f'{error}; look at the caps of client.'
                         f'{self._rbd.user}' if isinstance(error, RbdRefused) else error)
         return None
 
-    def serves(self, image: ImageFacts, path: str) -> bool:
-        """Tell whether an image's base is where its manifest has it, and can stay there.
-
-        One that was signed since it was cloned is verified on a file. The errors are those of
-        ``is_there``.
-        """
-        return self.is_there(path) and not (places.is_clone(path) and is_signed(image))
-
-    def _clone(self, image: ImageFacts, algorithm: str, value: str, check: Callable[[], None],
-               arrived: Callable[[int], None]) -> str:
+    def _clone(self, image: ImageFacts, files: NodeFiles, algorithm: str, value: str,
+               check: Callable[[], None], arrived: Callable[[int], None]) -> str:
         absent: RbdAbsent | None = None
         pools = [self._conf.rbd_store_pool]
         if self._conf.rbd_snapshot_pool:
@@ -91,18 +84,21 @@ class CephBases:
         for parent in places.snapshots(image.image_id, image.properties, *pools):
             clone = RbdClone(self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace,
                           f'base-{image.image_id}-{secrets.token_hex(4)}')
+            files.begin(image.image_id, FileKind.CLONE, clone.path)
+            kept = False
             try:
                 self._rbd.clone(parent, clone)
+                fault = self._fault(clone, image.stored_bytes, algorithm, value, check, arrived)
+                kept = not fault
             except RbdAbsent as error:
                 absent = error
                 continue
-            kept = False
-            try:
-                fault = self._fault(clone, image.stored_bytes, algorithm, value, check, arrived)
-                kept = not fault
             finally:
                 if not kept:
-                    self._give_up(clone)
+                    files.abandon(image.image_id, clone.path)
+                    # What cannot be removed now is later.
+                    with contextlib.suppress(exception.BootcacheError):
+                        self._remove_retired(files)
             if kept:
                 LOG.info('image %s: its base is %s, a clone of %s', image.image_id, clone.path,
                          parent)
@@ -125,13 +121,10 @@ class CephBases:
                 arrived(len(piece))
         return '' if digest.hexdigest() == value else f'it does not have Glance\'s {algorithm}'
 
-    def _give_up(self, clone: RbdClone) -> None:
-        # What cannot be removed now is found by ``sweep``.
-        with contextlib.suppress(exception.BootcacheError):
-            self._rbd.remove(clone)
+    def serves(self, image: ImageFacts, path: str) -> bool:
+        """Tell whether an image's base is where its manifest has it, and can stay there.
 
-    def is_there(self, path: str) -> bool:
-        """Tell whether a base is where its manifest has it, asking Ceph for a clone.
+        Ceph is asked for a clone. One that was signed since it was cloned is verified on a file.
 
         :raises Interrupted: if Ceph does not answer, or says no: nothing is wrong with the image.
         """
@@ -143,7 +136,7 @@ class CephBases:
             return False
         except exception.BootcacheError as error:
             raise exception.Interrupted(str(error)) from error
-        return True
+        return not is_signed(image)
 
     @contextlib.contextmanager
     def looked_at(self, path: str, directory: str,
@@ -172,18 +165,29 @@ class CephBases:
             for _piece in pieces:
                 pass
 
-    def sweep(self, is_needed: Callable[[str, str], bool]) -> None:
+    def remove_retired(self, files: NodeFiles) -> None:
         """Remove clones that nothing needs, some minutes after the last time.
 
         One that the exporter still has open stays until the next time.
 
-        :param is_needed: told of an image's id and of a clone's path, whether it has to stay.
-        :raises BootcacheError: if Ceph does not answer, or says no.
+        :raises BootcacheError: if Ceph, or the database, does not answer, or says no.
         """
-        if not self._conf.rbd_store_pool or not self._sweeps.acquire():
+        if self._conf.rbd_store_pool and self._sweeps.acquire():
+            self._remove_retired(files)
+
+    def _remove_retired(self, files: NodeFiles) -> None:
+        files.remove_retired_of(FileKind.CLONE,
+                                lambda _image_id, path: self._rbd.remove(places.clone_of(path)))
+
+    def tell_unnamed(self, files: NodeFiles) -> None:
+        """Log which clones in the namespace have no row.
+
+        :raises BootcacheError: if Ceph, or the database, does not answer, or says no.
+        """
+        if not self._conf.rbd_store_pool:
             return
-        for clone in self._rbd.clones(self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace):
-            if clone.image_id is not None and not is_needed(clone.image_id, clone.path) \
-                    and self._rbd.remove(clone):
-                LOG.info('image %s: %s, which nothing needs, is removed from Ceph', clone.image_id,
-                         clone.path)
+        pool, namespace = self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace
+        there = {clone.path for clone in self._rbd.clones(pool, namespace)}
+        tell_unnamed('clones in Ceph', there - files.named(FileKind.CLONE).keys(),
+                     'if no other storage service made them, "rbd rm" removes them')
+

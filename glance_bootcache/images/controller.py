@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, savefile, steps
+from bootcache import exception, naming, steps
 from bootcache.manifest import Availability, Goal, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.util.backoff import Backoff, CircuitBreaker, pause_seconds
@@ -32,7 +32,7 @@ from glance_bootcache.images.imagework import ImageWork, settings_of
 from glance_bootcache.images.policy import Decision, Facts, Step
 from glance_bootcache.images.publishing import StatePublisher
 from glance_bootcache.images.retiring import Retiring
-from glance_bootcache.images.running import Running
+from glance_bootcache.images.running import BASES, Running
 from glance_bootcache.images.saving import save
 from glance_bootcache.images.turns import Changes
 from glance_bootcache.profileboot.job import ImageJob
@@ -99,13 +99,12 @@ class Controller:
     def start(self) -> None:
         """Begin to look at images of which something is heard.
 
-        Before it, files that a crash left are removed, and what was built of images that other
-        rules than those of now accepted is taken back.
+        Before it, what was built of images that other rules than those of now accepted is taken
+        back.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         for record in self._store.manifests():
-            self._store.sweep(record)
             if policy.is_by_other_rules(record) and record.standing is not Standing.SKIPPED:
                 LOG.warning('image %s: %s', record.image_id, Cause(Reason.INSPECTION_RULES))
                 self._store.change(record.image_id,
@@ -157,7 +156,7 @@ class Controller:
     def image_deleted(self, image_id: str) -> None:
         """Glance has notified the deletion of an image: it is given out no more.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         image_id = naming.canonical_image_id(image_id)
 
@@ -171,17 +170,12 @@ class Controller:
             self._retiring.withdraw(image_id)
         self.queue.add(image_id)
 
-    def member_removed(self, image_id: str) -> None:
-        """One project less may see an image: all hosts let go of its cache image.
-
-        :raises OSError: if that cannot be written.
-        """
-        self.let_go(image_id)
-
     def let_go(self, image_id: str) -> Manifest | None:
-        """Have all hosts let go of an image's cache image as soon as no server of theirs needs it.
+        """Have all hosts let go of an image's cache image as soon as no server of theirs needs it:
+        an operator wants it, or one project less may see the image.
 
         :returns: the record, None if the image is not known.
+        :raises DatabaseAway: if that cannot be written.
         """
         return self._store.change(
             naming.canonical_image_id(image_id), lambda record: record.wishing(
@@ -190,14 +184,16 @@ class Controller:
     def build(self, image_id: str) -> None:
         """Record an image anew, whatever there is, as an operator wants it.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         :raises Exception: keystoneauth's or glanceclient's, if the image is not known, and Glance
             cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
         if self._store.change(image_id, policy.requested) is None \
-                and self._images.get(image_id) is not None:
-            self._store.add(Manifest(image_id, wished=Wished(requested=True)))
+                and self._images.get(image_id) is not None and self._store.add(
+                    Manifest(image_id, wished=Wished(requested=True))) is None:
+            # An event of the image was faster.
+            self._store.change(image_id, policy.requested)
         self._pauses.forget(image_id)
         self.queue.add(image_id)
 
@@ -208,13 +204,12 @@ class Controller:
         host reads from it.
 
         :returns: False if nothing was known.
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         image_id = naming.canonical_image_id(image_id)
         record = self._store.change(
             image_id, lambda record: policy.deleted(record, held=not record.is_missing))
         if record is None:
-            self._store.remove(image_id)  # What a damaged manifest left.
             return False
         LOG.info('image %s: dropped: %s', image_id, record.cause)
         self._running.cancel(image_id)
@@ -226,11 +221,12 @@ class Controller:
     def prepare(self, image_id: str) -> None:
         """Get the base of an image from which a server boots, unless that is under way.
 
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         if self._running.of(image_id) is not None:
             return
-        if self._store.change(image_id, policy.asked_for) is None:
+        if self._store.change(image_id, lambda record: policy.asked_for(
+                record, self._store.has_lost_base(record))) is None:
             with self._lock:
                 self._asked_for[image_id] = True
         self.queue.add(image_id)
@@ -275,7 +271,7 @@ class Controller:
 
         :param compared: what the report was compared with.
         :returns: False if the image has changed since.
-        :raises OSError: if that cannot be written.
+        :raises DatabaseAway: if that cannot be written.
         """
         taken = False
 
@@ -305,25 +301,27 @@ class Controller:
 
     def ready_in(self, image_id: str) -> float | None:
         """Return the seconds until an image's base is here, at least; None if nobody knows."""
-        return self._work.ready_in(image_id)
+        return self._work.transfers.seconds_left(image_id, BASES)
 
-    def is_waited_for(self, record: Manifest) -> bool:
-        """Tell whether servers of a snapshot are to wait for its first cache image."""
-        job = self._running.of(record.image_id)
-        return self._work.is_waited_for(record.image_id) and (
+    def is_waited_for(self, image_id: str) -> bool:
+        """Tell whether servers of a snapshot are to wait for its first cache image.
+
+        If not, a row that is read afterwards has what was made.
+        """
+        job, record = self._running.of(image_id), self._store.load(image_id)
+        return record is not None and self._work.inheriting.is_waited_for(image_id) and (
             (record.made.cache_image is None and record.goal is Goal.BUILD)
-            or (job is not None and job.compares))
+            or (job is not None and job.is_child))
 
     # A look.
 
     def _failed(self, image_id: str, error: Exception) -> None:
         if isinstance(error, (exception.BootcacheError, OSError)) or away.passes(error):
-            cure = '; make room in [bootcache]state_dir' if savefile.means_full(error) else ''
             told = away.told(error)
             # Of one image for all: while Glance is away all that are looked at fail.
             if self._throttle.is_new(type(error).__name__, told.replace(image_id, '')):
-                LOG.warning('image %s: cannot be looked at, and is looked at again: %s%s', image_id,
-                            told, cure)
+                LOG.warning('image %s: cannot be looked at, and is looked at again: %s', image_id,
+                            told)
         else:
             LOG.error('image %s: cannot be looked at, and is looked at again', image_id,
                       exc_info=error)
@@ -331,16 +329,8 @@ class Controller:
     def _ask_glance(self, image_id: str) -> ImageFacts | None:
         if not self._glance.may_ask():
             raise exception.ServiceAway('Glance has not answered just now')
-        try:
-            image = self._images.get(image_id)
-        except Exception as error:
-            if away.passes(error):
-                self._glance.failed()
-                raise
-            self._glance.answered()
-            raise
-        self._glance.answered()
-        return image
+        with self._glance.hearing(away.passes):
+            return self._images.get(image_id)
 
     def _reconcile(self, image_id: str) -> None:
         with self._lock:
@@ -433,12 +423,14 @@ class Controller:
     def _decide(self, record: Manifest | None, image: ImageFacts, boots: bool) -> Decision:
         image_id = image.image_id
         facts = Facts(image, self._work.is_at_hand(image), self._has_hosts.is_set(), boots,
-                      not self._changes.are_too_many(image.owner), time.time())
+                      not self._changes.seconds_left(image.owner), time.time())
         decision = policy.decide(record, facts, self._settings)
+        if decision.record is None:
+            return decision
         if record is None:
-            if decision.record is not None:
-                decision = Decision(self._store.add(decision.record), decision.step,
-                                    decision.waits, decision.is_change)
+            after = self._store.add(decision.record)
+            if after is None:  # An operator was faster, or an answer was lost.
+                return self._decide(self._store.load(image_id), image, boots)
         else:
             def change(known: Manifest) -> Manifest:
                 nonlocal decision
@@ -447,11 +439,10 @@ class Controller:
                     if known.wished.availability is record.wished.availability else Decision(known)
                 return decision.record or known
 
-            decision = Decision(self._store.change(image_id, change), decision.step,
-                                decision.waits, decision.is_change)
-        after = decision.record
-        if after is None:
-            return decision
+            after = self._store.change(image_id, change)
+            if after is None:
+                return Decision(None)
+        decision = dataclasses.replace(decision, record=after)
         steps.reached('register: taken up')
         if decision.is_change and decision.step is not None:
             self._changes.begin(image.owner)
@@ -537,8 +528,9 @@ class Controller:
             if job.step == Step.RETIRE:
                 self._postpone(image_id, _LONGEST_LOOK)
             return
-        except Exception:
-            LOG.exception('image %s: what became of it cannot be written', image_id)
+        except Exception as refusal:
+            LOG.error('image %s: what became of it cannot be written: %s', image_id, refusal,
+                      exc_info=not isinstance(refusal, exception.BootcacheError))
             self._postpone(image_id, _LONGEST_PAUSE)
             return
         self._throttle.warning(image_id, 'image %s: %s: %s', image_id, record.standing.value,

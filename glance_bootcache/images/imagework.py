@@ -7,10 +7,9 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -25,6 +24,7 @@ from bootcache import (
     workingset,
 )
 from bootcache import conf as bootcache_conf
+from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
 from bootcache.ceph import places
 from bootcache.manifest import CacheInfo, Goal, ImageState, Manifest, Standing, WorkingSetInfo
@@ -41,24 +41,22 @@ from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.inheriting import Inheriting
 from glance_bootcache.images.policy import Settings, Step
 from glance_bootcache.images.retiring import Retiring
-from glance_bootcache.images.saving import save
+from glance_bootcache.images.saving import save, when_it_answers
 from glance_bootcache.images.signatures import ImageSignatures
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ImageStep, ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.storage import inspection
+from glance_bootcache.storage import inspection, nodefiles
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.inspection import Inspected
+from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.storage.transfers import Transfers
 
 LOG = logging.getLogger(__name__)
 
-_MOST_WAITED = 1000
-# Of one source: see Running.
-_BASES_AT_ONCE = 2
 # After so many bytes of a download it is looked whether there is room for the rest.
 _LOOK_BYTES = 64 << 20
 
@@ -79,32 +77,38 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Ite
     :returns: the file's path, and its identity, as of bootcache/savefile.py, when it was hashed.
     :raises ImageRefused: if the content does not match, or Glance has no hash for it.
     :raises StorageNodeFull: if the state directory has no room for a download.
+    :raises DatabaseAway: if the file's row cannot be written.
     :raises OSError: if the state directory cannot be written.
     """
     algorithm, _colon, value = image.image_hash.partition(':')
     if not value:
         raise exception.ImageRefused('Glance has no hash for the image (os_hash_value)')
-    os.makedirs(store.directory(image.image_id), mode=0o750, exist_ok=True)
-    target = store.path(image.image_id, store.new_name('base', '.img'))
-    for directory in store_dirs:
-        source = os.path.join(directory, image.image_id)
-        if not os.path.isfile(source) or not os.access(source, os.R_OK):
-            continue
-        found, is_right = _link(source, target), False
-        try:
-            file = savefile.identity(os.stat(found))
-            is_right = os.stat(found).st_size == image.stored_bytes \
-                and savefile.file_digest(found, algorithm, check) == value
-        finally:
-            if not is_right and found == target:
-                os.unlink(target)
-        if is_right:
-            return found, file
-        LOG.info('image %s: %s does not have Glance\'s size and %s, as it is not all there yet, or'
-                 ' damaged', image.image_id, source, algorithm)
-    LOG.info('image %s is downloaded', image.image_id)
-    _download(image, images, target, algorithm, value, check, arrived)
-    return target, savefile.identity(os.stat(target))
+    name = store.begin_file(image.image_id, FileKind.BASE, '.img')
+    target, found = store.path(image.image_id, name), ''
+    try:
+        for source in (os.path.join(directory, image.image_id) for directory in store_dirs):
+            if not os.path.isfile(source) or not os.access(source, os.R_OK):
+                continue
+            path, is_right = _link(source, target), False
+            try:
+                file = savefile.identity(os.stat(path))
+                is_right = os.stat(path).st_size == image.stored_bytes \
+                    and savefile.file_digest(path, algorithm, check) == value
+            finally:
+                if not is_right and path == target:
+                    os.unlink(target)
+            if is_right:
+                found = path
+                return found, file
+            LOG.info('image %s: %s does not have Glance\'s size and %s, as it is not all there yet,'
+                     ' or damaged', image.image_id, source, algorithm)
+        LOG.info('image %s is downloaded', image.image_id)
+        _download(image, images, target, algorithm, value, check, arrived)
+        file, found = savefile.identity(os.stat(target)), target
+        return found, file
+    finally:
+        if found != target:
+            store.files.abandon(image.image_id, name)
 
 
 def _link(source: str, target: str) -> str:
@@ -176,6 +180,7 @@ class ImageWork:
     :param conf: configuration of the storage service.
     :param retiring: tells whether servers may need an image's base.
     :param metrics: observe the steps' seconds.
+    :ivar inheriting: gives snapshots what they have from their servers' images.
     :ivar transfers: the bases that are being got.
     """
 
@@ -194,10 +199,8 @@ class ImageWork:
         self._metrics = metrics
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
-        self._inheriting = Inheriting(store, images)
+        self.inheriting = Inheriting(store, images)
         self.transfers = Transfers()
-        # Until when servers of a snapshot wait for its first cache image, in monotonic seconds.
-        self._waited_until: cachetools.LRUCache[str, float] = cachetools.LRUCache(_MOST_WAITED)
 
     def do(self, job: ImageJob, image: ImageFacts | None) -> None:
         """Do a job's step.
@@ -215,12 +218,8 @@ class ImageWork:
             record = self.get_base(image, job)
             if job.step == Step.RECORD:
                 self.record(image, record, job)
-            elif record.goal is Goal.SERVE and not self.inherit(image, job):
+            elif record.goal is Goal.SERVE and not self.inheriting.inherit(image, job):
                 save(self._store, job, lambda record: record.standing_at(Standing.DONE))
-
-    def is_waited_for(self, image_id: str) -> bool:
-        """Tell whether servers of a snapshot are to wait, while its first cache image is made."""
-        return time.monotonic() < self._waited_until.get(image_id, 0.0)
 
     def has_base(self, image: ImageFacts) -> bool:
         """Tell whether the base of an image's content is here, so that nothing has to be got.
@@ -240,10 +239,6 @@ class ImageWork:
         return manifest is not None and self.has_base(image) \
             and not policy.is_by_other_rules(manifest) \
             and not policy.is_unverified(manifest)
-
-    def ready_in(self, image_id: str) -> float | None:
-        """Return the seconds until an image's base is here, at least; None if nobody knows."""
-        return self.transfers.seconds_left(image_id, _BASES_AT_ONCE)
 
     def source(self, image: ImageFacts) -> str:
         """Return where an image's base comes from: a directory of Glance's, or empty for Glance."""
@@ -266,7 +261,7 @@ class ImageWork:
         verifier = self._signatures.verifier(image)
         with self._metrics.step(ImageStep.GET_BASE), \
                 self.transfers.of(image.image_id, image.stored_bytes) as arrived:
-            clone = self._ceph.obtain(image, job.check_cancelled, arrived)
+            clone = self._ceph.obtain(image, self._store.files, job.check_cancelled, arrived)
             path, file = (clone, None) if clone else obtain(
                 image, self._store, self._images, self._conf.glance_store_dirs,
                 job.check_cancelled, arrived)
@@ -281,8 +276,8 @@ class ImageWork:
                 if record.made.base_hash != image.image_hash:
                     # What was made of the content before is of no use.
                     record = record.making(
-                        working_set=None, cache_image=None, base_export=naming.content_export_name(
-                            image.image_id, image.image_hash))
+                        working_set=None, cache_image=None, difference=None,
+                        base_export=naming.content_export_name(image.image_id, image.image_hash))
                 return record.making(
                     image_format=inspected.image_format, stored_bytes=image.stored_bytes,
                     virtual_bytes=inspected.virtual_bytes, base_path=path,
@@ -321,28 +316,21 @@ class ImageWork:
             image_format=inspected.image_format, virtual_bytes=inspected.virtual_bytes,
             look_rules=inspection.RULES, signature=signature))
 
-    def inherit(self, image: ImageFacts, job: ImageJob) -> bool:
-        """Give a snapshot that has no working set that of its server's image: see
-        ``Inheriting.inherit``."""
-        self._waited_until[image.image_id] = time.monotonic() + snapshotrules.BUILD_SECONDS
-        return self._inheriting.inherit(image, job)
-
     def _note_signature(self, image: ImageFacts, job: ImageJob) -> Manifest:
         """Note by which signature the base is to be verified, so that one try is all there is."""
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
         noted = policy.signed_anew(manifest, image, self._conf.verify_signatures, time.time())
         return manifest if noted is manifest else save(
             self._store, job, lambda record: record.making(
-                working_set=None, cache_image=None, signed_as=noted.made.signed_as, signature=''))
+                working_set=None, cache_image=None, difference=None,
+                signed_as=noted.made.signed_as, signature=''))
 
     def _drop(self, image_id: str, path: str) -> None:
-        """Remove a file that was made in vain; not one that a manifest names, nor Glance's own."""
-        manifest = self._store.load(image_id)
-        if os.path.dirname(path) == self._store.directory(image_id) and (
-                manifest is None or path not in (manifest.made.base_path,
-                                                 self._store.cache_path(manifest))):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        """Remove what was made in vain; not what the image's row names, nor Glance's own."""
+        if places.is_clone(path):
+            self._store.files.abandon(image_id, path)
+        elif os.path.dirname(path) == self._store.directory(image_id):
+            self._store.files.abandon(image_id, os.path.basename(path))
 
     def _give_older_up(self, manifest: Manifest, image: ImageFacts) -> None:
         """Serve a base of another content than Glance has no more.
@@ -353,7 +341,7 @@ class ImageWork:
         """
         if manifest.made.base_hash == image.image_hash:
             return
-        if (manifest.made.base_path and self._retiring.is_needed(image.image_id)) \
+        if (manifest.made.base_path and self._retiring.why_needed(image.image_id)) \
                 or not self._exporter.retire(image.image_id, with_base=True):
             raise exception.BuildFailed('', Reason.OLDER_CONTENT_IN_USE)
 
@@ -369,17 +357,14 @@ class ImageWork:
         with self._metrics.step(ImageStep.RECORD):
             result = self._profile_boots.run(image, record.made.virtual_bytes, asked, job)
         job.check_cancelled()
-        name = self._store.save_working_set(image.image_id, result.working_set)
-        info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
+        sha256 = when_it_answers(job, lambda: self._store.save_working_set(
+            image.image_id, result.working_set))
+        steps.reached('record: kept')
+        info = WorkingSetInfo(sha256, result.working_set.bytes, len(result.working_set.extents),
                               result.working_set.granularity, self._profile_boots.recorded_by,
                               result.ended_by, round(result.boot_seconds, 1), asked.boot_marker)
-        try:
-            steps.reached('record: kept')
-            save(self._store, job, lambda known: dataclasses.replace(
-                known, goal=Goal.BUILD).making(working_set=info).wishing(requested=False))
-        except BaseException:
-            self._store.drop_working_set(image.image_id, name)
-            raise
+        save(self._store, job, lambda known: dataclasses.replace(
+            known, goal=Goal.BUILD).making(working_set=info).wishing(requested=False))
 
     def build(self, image: ImageFacts | None, job: ImageJob) -> None:
         """Build a cache image from the working set that there is; without one a boot is recorded.
@@ -394,35 +379,30 @@ class ImageWork:
             if image is not None:
                 save(self._store, job, lambda known: dataclasses.replace(
                     known, goal=Goal.RECORD).making(working_set=None))
-        elif image is None:
-            self._build_in_passing(record, working_set, job)
-        else:
-            parent = self._inheriting.parent(image)
+            return
+        if image is not None:
+            parent = self.inheriting.parent(image)
             job.parent = '' if parent is None else parent.image_id
             job.is_child = record.made.cache_image is None and record.made.working_set is not None \
                 and record.made.working_set.recorded_by == snapshotrules.PARENT
+            job.phase = ImageState.BUILDING
             self._build(record, working_set, job)
-
-    def _build_in_passing(self, manifest: Manifest, working_set: WorkingSet,
-                          job: ImageJob) -> None:
-        image_id = manifest.image_id
+            return
         try:
-            self._build(manifest, working_set, job, in_passing=True)
+            self._build(record, working_set, job, in_passing=True)
         except exception.Cancelled:
             raise
         except Exception as error:
             job.phase = None
             LOG.log(logging.INFO if isinstance(error, exception.StorageNodeFull) else logging.ERROR,
                     'image %s: its cache image stays as it is, and is built anew later: %s',
-                    image_id, error)
+                    job.image_id, error)
             with contextlib.suppress(exception.BootcacheError):
                 # The exporter may have been told of the other one.
-                self._tiers.serve(self._store.load(image_id) or manifest)
+                self._tiers.serve(self._store.load(job.image_id) or record)
 
     def _build(self, manifest: Manifest, working_set: WorkingSet, job: ImageJob,
                in_passing: bool = False) -> None:
-        if not in_passing:
-            job.phase = ImageState.BUILDING
         # The quota is as it is now.
         manifest = self._store.load(manifest.image_id) or manifest
         made, quota = manifest.made, manifest.wished.quota
@@ -438,68 +418,60 @@ class ImageWork:
 
     def _build_within(self, room: int, manifest: Manifest, working_set: WorkingSet,
                       job: ImageJob) -> None:
-        made, quota = manifest.made, manifest.wished.quota
-        compression = Compression(self._conf.compression)
-        name = self._store.new_name('cache', cachelayout.file_suffix(compression))
-        backing_uri = naming.nbd_unix_uri(
-            self._conf.gateway_socket,
-            naming.export_name(naming.EXPORT_BASE, manifest.image_id))
-        began = time.monotonic()
-        path = self._store.path(manifest.image_id, name)
-        base = basenode.base_of(manifest, self._options, virtual_bytes=made.virtual_bytes)
-        with self._told_of_full(os.path.dirname(path), room):
-            built = cacheimage.build(
-                base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
-                backing_uri=backing_uri, compression=compression)
-        seconds = time.monotonic() - began
-        info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
-                         built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
-                         round(seconds, 3), cacheimage.VERIFY_RULES)
-        self._tiers.note_built(info, path)
-        made = dataclasses.replace(made, cache_image=info, built_from=(
-            made.working_set.file if made.working_set is not None else ''))
-        # What replaces a cache image has its difference go with it.
-        parent_id = self._inheriting.parent_id(manifest, job)
+        image_id = manifest.image_id
+        name = self._store.begin_file(image_id, FileKind.CACHE_IMAGE, cachelayout.file_suffix(
+            Compression(self._conf.compression)))
+        path = self._store.path(image_id, name)
+        base = basenode.base_of(manifest, self._options, virtual_bytes=manifest.made.virtual_bytes)
         try:
-            if not job.is_child:
-                # Hosts get the older one, and what differs of it, until the newer one is whole.
-                self._inheriting.make_difference(manifest, info, parent_id, base, job)
+            info = self._built(room, manifest, working_set, base, path)
+            self._tiers.note_built(path)
+            # Hosts get the older one, and what differs of it, until the newer one is whole. A
+            # child has none: its first servers wait for this one, and not for a difference.
+            made = dataclasses.replace(
+                manifest.made, cache_image=info, difference=None if job.is_child else
+                self.inheriting.make_difference(manifest, info, base, job),
+                built_from='' if manifest.made.working_set is None
+                else manifest.made.working_set.sha256)
             job.check_cancelled()
             steps.reached('build: named')
-            self._serve_built(manifest.making_all(made), path)
+            built = dataclasses.replace(manifest, made=made)
+            self._tiers.serve(built)
+            # One of the same bytes has the same export, which reads the file that goes: it may be
+            # one that is damaged, or a copy in memory.
+            self._exporter.switch_cache(built, path)
             steps.reached('build: served')
-            job.compares = job.is_child
             save(self._store, job, lambda record: record.making(
-                cache_image=info, built_from=made.built_from).standing_at(Standing.DONE))
+                cache_image=info, difference=made.difference, built_from=made.built_from
+                ).standing_at(Standing.DONE))
         except BaseException:
             # Each try makes another one.
-            self._drop(manifest.image_id, path)
-            if not os.path.exists(path):
-                self._store.drop_difference(manifest.image_id, name)
+            for each in (name, nodefiles.difference_name(name)):
+                self._store.files.abandon(image_id, each)
             raise
         steps.reached('build: noted')
         # What it replaces may be in memory; and it is not the least recently used one.
-        self._tiers.forget(manifest.image_id)
-        self._tiers.note_use(manifest.image_id, time.time())
-        LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
-                 built.bytes, seconds)
+        self._tiers.forget(image_id)
+        self._tiers.note_use(image_id, time.time())
+        LOG.info('image %s: cache image of %d bytes built in %.2f s', image_id, info.bytes,
+                 info.build_seconds)
         if job.is_child:
-            # Its first servers wait for it no longer than they would have for the cache image.
-            self._inheriting.make_difference(manifest, info, parent_id, base, job)
+            self.inheriting.add_difference(manifest, info, base, job)
 
-    def _serve_built(self, manifest: Manifest, path: str) -> None:
-        self._tiers.serve(manifest)
-        # One of the same bytes has the same export, which reads the file that goes: it may be one
-        # that is damaged, or a copy in memory.
-        self._exporter.switch_cache(manifest, path)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _told_of_full(directory: str, room: int) -> Iterator[None]:
-        """Have an error name what is at fault: QEMU's tools fail in many ways on a full medium."""
+    def _built(self, room: int, manifest: Manifest, working_set: WorkingSet, base: Base,
+               path: str) -> CacheInfo:
+        """Build and verify a cache image; an error names what is at fault."""
+        backing_uri = naming.nbd_unix_uri(
+            self._conf.gateway_socket,
+            naming.export_name(naming.EXPORT_BASE, manifest.image_id))
+        quota, began = manifest.wished.quota, time.monotonic()
         try:
-            yield
+            built = cacheimage.build(
+                base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
+                backing_uri=backing_uri, compression=Compression(self._conf.compression))
         except Exception as error:
+            # QEMU's tools fail in many ways on a full medium.
+            directory = os.path.dirname(path)
             free = shutil.disk_usage(directory).free
             if free >= room and not savefile.means_full(error):
                 raise
@@ -507,3 +479,6 @@ class ImageWork:
                 f'{directory} has no room for a cache image of {room} bytes, {free} are free'
                 f' ("df -i" shows inodes, "quota" quotas); make room in [bootcache]state_dir:'
                 f' {error}') from error
+        return CacheInfo(os.path.basename(path), built.bytes, built.data_bytes, len(built.extents),
+                         built.sha256, built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
+                         round(time.monotonic() - began, 3), cacheimage.VERIFY_RULES)

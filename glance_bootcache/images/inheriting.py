@@ -4,20 +4,26 @@ Beside their cache image there is its difference from their parent's: bootcache/
 """
 
 import dataclasses
+import time
 
+import cachetools
 from oslo_log import log as logging
 
 from bootcache import difference, exception, properties
 from bootcache.cacheimage import Base
-from bootcache.manifest import CacheInfo, Goal, Manifest
+from bootcache.manifest import CacheDifference, CacheInfo, Goal, Manifest
 from glance_bootcache import snapshotrules
 from glance_bootcache.glance.images import Images
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.saving import save
 from glance_bootcache.profileboot.job import ImageJob
+from glance_bootcache.storage import nodefiles
+from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
+
+_MOST_WAITED = 1000
 
 
 class Inheriting:
@@ -29,6 +35,12 @@ class Inheriting:
     def __init__(self, store: ImageStore, images: Images):
         self._store = store
         self._images = images
+        # Until when servers of a snapshot wait for its first cache image, in monotonic seconds.
+        self._waited_until: cachetools.LRUCache[str, float] = cachetools.LRUCache(_MOST_WAITED)
+
+    def is_waited_for(self, image_id: str) -> bool:
+        """Tell whether servers of a snapshot are to wait, while its first cache image is made."""
+        return time.monotonic() < self._waited_until.get(image_id, 0.0)
 
     def parent(self, image: ImageFacts) -> Manifest | None:
         """Return the image from which a snapshot has its working set; None if there is none."""
@@ -42,8 +54,9 @@ class Inheriting:
 
         :returns: whether there is one to build from now, and no cache image.
         :raises Cancelled: if the job is.
-        :raises OSError: if it cannot be written.
+        :raises DatabaseAway: if it cannot be written.
         """
+        self._waited_until[image.image_id] = time.monotonic() + snapshotrules.BUILD_SECONDS
         manifest, parent = self._store.load(image.image_id), self.parent(image)
         if manifest is None or not manifest.made.base_path \
                 or manifest.made.cache_image is not None:
@@ -60,80 +73,94 @@ class Inheriting:
         working_set = snapshotrules.inherited(parents, manifest)
         if not working_set.extents:
             return False
-        name = self._store.save_working_set(image.image_id, working_set)
-        info = snapshotrules.described(parent.made.working_set, name, working_set)
-        try:
-            save(self._store, job, lambda record: dataclasses.replace(
-                record, goal=Goal.BUILD).making(working_set=info))
-        except BaseException:
-            self._store.drop_working_set(image.image_id, name)
-            raise
+        sha256 = self._store.save_working_set(image.image_id, working_set)
+        info = snapshotrules.described(parent.made.working_set, sha256, working_set)
+        save(self._store, job, lambda record: dataclasses.replace(
+            record, goal=Goal.BUILD).making(working_set=info))
         LOG.info('image %s: a snapshot of a server of image %s, whose working set of %d bytes it'
                  ' has', image.image_id, parent.image_id, working_set.bytes)
         return True
 
-    def parent_id(self, child: Manifest, job: ImageJob) -> str:
-        """Return the parent of a snapshot that is about to be built, as far as is known here.
+    def add_difference(self, child: Manifest, built: CacheInfo, base: Base, job: ImageJob) -> None:
+        """Make the difference of a snapshot's first cache image, which is served by now.
 
-        :returns: an empty string of what is no snapshot, or of what Glance has to be asked for.
+        Servers wait for it as long as they would have for the cache image. The parameters are those
+        of ``make_difference``.
+
+        :raises Cancelled: if the job is.
         """
-        before = self._store.load_difference(child)
-        return job.parent or ('' if before is None else before.parent)
+        made = self.make_difference(child, built, base, job)
+        if made is None:
+            return
 
-    def make_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
-                        job: ImageJob) -> None:
+        def add(known: Manifest) -> Manifest:
+            job.check_cancelled()
+            return known.making(difference=made) if known.made.cache_image == built else known
+
+        changed = None
+        try:
+            changed = self._store.change(child.image_id, add)
+        except exception.DatabaseAway as error:
+            LOG.warning('image %s: hosts get all of its cache image: %s', child.image_id, error)
+        finally:
+            if changed is None or changed.made.difference != made:
+                self._store.files.abandon(child.image_id, nodefiles.difference_name(built.file))
+
+    def make_difference(self, child: Manifest, built: CacheInfo, base: Base, job: ImageJob
+                        ) -> CacheDifference | None:
         """Make the difference of a cache image that was just built from that of its parent.
 
-        Where it is the snapshot's first one it is served by now, and servers wait for the
-        difference as long as they would have for it. Without one hosts get all of the cache image.
+        Without one hosts get all of the cache image.
 
         :param child: of the image as it was before, which need not be a snapshot.
         :param built: its new cache image.
-        :param parent_id: what ``parent_id`` has returned.
         :param base: its base.
         :param job: builds it.
         :raises Cancelled: if the job is.
         """
+        name, made = nodefiles.difference_name(built.file), None
         try:
-            self._make_difference(child, built, parent_id, base, job)
+            made = self._make_difference(child, built, base, job)
+        except exception.Cancelled:
+            raise
         except Exception as error:
-            # Without its entry nothing counts what there is of it.
-            self._store.drop_difference(child.image_id, built.file)
-            if isinstance(error, exception.Cancelled):
-                raise
             LOG.warning('image %s: hosts get all of its cache image, and not what differs from its'
                         ' parent\'s: %s', child.image_id, error)
         finally:
-            job.compares = False
+            if made is None:
+                self._store.files.abandon(child.image_id, name)
+        return made
 
-    def _make_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
-                         job: ImageJob) -> None:
-        parent = self._known_parent(child, parent_id)
+    def _make_difference(self, child: Manifest, built: CacheInfo, base: Base, job: ImageJob
+                         ) -> CacheDifference | None:
+        parent = self._known_parent(child, job)
         path = None if parent is None else self._store.cache_path(parent)
         if parent is None or path is None or parent.made.cache_image is None \
                 or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
-            return
-        target = self._store.difference_path(child.image_id, built.file)
+            return None
+        self._store.files.begin(child.image_id, FileKind.DIFFERENCE,
+                                nodefiles.difference_name(built.file))
         made = difference.make(
-            base, self._store.path(child.image_id, built.file), path, target,
+            base, self._store.path(child.image_id, built.file), path,
+            self._store.difference_path(child.image_id, built.file),
             parent_id=parent.image_id, parent_hash=parent.made.base_hash,
             compression=built.compression, check=job.check_cancelled)
         if made is None:
             LOG.info('image %s: its cache image is large, or has little in common with that of'
                      ' image %s', child.image_id, parent.image_id)
-            return
-        with self._store.lock:
-            job.check_cancelled()
-            self._store.save_difference(child.image_id, built.file, made)
+            return None
         LOG.info('image %s: %d bytes of its cache image of %d differ from that of image %s; the'
                  ' file has %d', child.image_id, made.data_bytes, built.data_bytes,
                  parent.image_id, made.bytes)
+        return made
 
-    def _known_parent(self, child: Manifest, parent_id: str) -> Manifest | None:
+    def _known_parent(self, child: Manifest, job: ImageJob) -> Manifest | None:
         """Return a snapshot's parent; Glance is asked only where nothing here tells.
 
         All other images are built without it.
         """
+        before = child.made.difference
+        parent_id = job.parent or ('' if before is None else before.parent)
         if not parent_id:
             ours = child.made.working_set
             if ours is None or ours.recorded_by != snapshotrules.PARENT:

@@ -20,7 +20,7 @@ VISIBILITIES = ('public', 'community', 'shared', 'private')
 def next_generation(generation: int, now: float) -> int:
     """Return the generation after another.
 
-    It is at least the time, so that after the loss of a manifest it is above what hosts hold.
+    It is at least the time, so that after its row was lost it is above what hosts hold.
 
     :param now: seconds since the epoch.
     """
@@ -93,7 +93,7 @@ def signed_anew(manifest: Manifest, image: ImageFacts, verifies: bool, now: floa
         return manifest
     return dataclasses.replace(manifest, image_hash='').wishing(
         generation=next_generation(manifest.wished.generation, now)).making(
-        working_set=None, cache_image=None, signed_as=signed_as, signature='')
+        working_set=None, cache_image=None, difference=None, signed_as=signed_as, signature='')
 
 
 def taken_up(manifest: Manifest, image: ImageFacts, now: float) -> Manifest:
@@ -117,7 +117,7 @@ def skipped(manifest: Manifest, cause: Cause) -> Manifest:
     image is looked at again when its properties change.
     """
     return dataclasses.replace(manifest, image_hash='').standing_at(
-        Standing.SKIPPED, cause).making(working_set=None, cache_image=None)
+        Standing.SKIPPED, cause).making(working_set=None, cache_image=None, difference=None)
 
 
 def gives_out(manifest: Manifest) -> bool:
@@ -228,46 +228,9 @@ class Decision:
     is_change: bool = False
 
 
-class Want(enum.Enum):
-    """What Glance's image, and what is known of it, ask for."""
-
-    NOTHING = 'nothing'
-    WAIT = 'wait'          # until Glance says that it is active
-    SKIP = 'skip'          # drop what there is, and say why
-    FAIL = 'fail'          # there is nothing to work on; say why
-    TAKE_UP = 'take-up'    # begin with it
-    GO_ON = 'go-on'        # with what was begun
-
-
-@dataclasses.dataclass(frozen=True)
-class Wish:
-    """What is wanted, with what it needs.
-
-    :ivar cause: for SKIP and FAIL.
-    :ivar policy: for TAKE_UP and GO_ON; also for NOTHING, where the image is served, and for SKIP
-        of one that is off or deactivated.
-    :ivar goal: for TAKE_UP.
-    """
-
-    want: Want
-    cause: Cause = NO_CAUSE
-    policy: Policy | None = None
-    goal: Goal = Goal.NONE
-
-
 def is_signed(image: ImageFacts) -> bool:
     """Tell whether an image has any of Glance's properties of a signature."""
     return signatures.is_signed(image.properties)
-
-
-def _unverifiable(image: ImageFacts, verifies: bool) -> Cause:
-    if not is_signed(image):
-        return NO_CAUSE
-    if not verifies:
-        return Cause(Reason.SIGNATURES_OFF)
-    missing = signatures.missing(image.properties)
-    return Cause(Reason.SIGNATURE_INVALID, f'the image has no {", ".join(missing)}') \
-        if missing else NO_CAUSE
 
 
 def skip_cause(image: ImageFacts, build_snapshots: bool, verifies: bool = False) -> Cause:
@@ -287,74 +250,50 @@ def skip_cause(image: ImageFacts, build_snapshots: bool, verifies: bool = False)
                        ('os_encrypt_format', 'encryption')):
         if image.properties.get(name) not in (None, '', '[]'):
             return Cause(Reason.UNSUPPORTED_PROPERTY, f'{what} ({name})')
-    if cause := _unverifiable(image, verifies):
-        return cause
+    if is_signed(image) and not verifies:
+        return Cause(Reason.SIGNATURES_OFF)
+    if is_signed(image) and (missing := signatures.missing(image.properties)):
+        return Cause(Reason.SIGNATURE_INVALID, f'the image has no {", ".join(missing)}')
     if properties.is_snapshot(image.properties) and not build_snapshots:
         return Cause(Reason.SNAPSHOTS_OFF)
     return NO_CAUSE
 
 
-def wanted(image: ImageFacts, record: Manifest | None, settings: Settings,
-           boots: bool = False) -> Wish:
-    """Return what an image asks for that was registered, changed, or asked for.
+def _begun(record: Manifest | None, image: ImageFacts, asked: Policy, settings: Settings,
+           boots: bool) -> Goal | None:
+    """Return what is to be begun of an active image that can have a cache image.
 
-    :param record: what is known of it, None if nothing.
-    :param boots: a server boots from the image just now, and can be recorded.
+    :returns: None to go on with what was begun, if anything was.
     """
-    try:
-        policy = settings.policy(image)
-    except exception.InvalidProperty as error:
-        return Wish(Want.SKIP, error.cause)
-    if availability(image) is Availability.OFF:
-        return Wish(Want.SKIP, Cause(Reason.MODE_OFF, f'{properties.MODE}=off'), policy)
-    if image.status == 'queued' and (record is None or not record.made.base_path):
-        # It is heard of when it has data. One that had begun to get them has failed to.
-        return Wish(Want.NOTHING) if record is None \
-            else Wish(Want.FAIL, Cause(Reason.NO_DATA))
-    if image.status in ('queued', 'saving', 'uploading', 'importing'):
-        return Wish(Want.WAIT)
-    if image.status != 'active':
-        return Wish(Want.SKIP, Cause(Reason.GLANCE_STATUS, image.status), policy)
-    if cause := skip_cause(image, settings.build_snapshots, settings.verifies):
-        return Wish(Want.SKIP, cause)
     profile_boots = settings.profile_boots and not properties.is_snapshot(image.properties)
-    first = Wish(Want.TAKE_UP, policy=policy, goal=Goal.RECORD if profile_boots and not boots
-                   else Goal.SERVE)
-    nothing = Wish(Want.NOTHING, policy=policy)
-    if record is not None and record.wished.requested:
-        return Wish(Want.GO_ON, policy=policy) if record.image_hash == image.image_hash \
-            and record.goal is not Goal.NONE \
-            else Wish(Want.TAKE_UP, policy=policy, goal=Goal.RECORD)
-    if not boots and not (record is not None and (record.wished.held or record.goal)) \
-            and snapshotrules.waits_for_a_server(image.image_hash, image.properties, record):
-        return Wish(Want.SKIP, Cause(Reason.SNAPSHOT_UNUSED))
+    first = Goal.RECORD if profile_boots and not boots else Goal.SERVE
     if record is None:
         return first
-    if record.wished.held:
-        return Wish(Want.NOTHING)
-    if record.image_hash != image.image_hash:
-        return dataclasses.replace(first, goal=Goal.SERVE) if record.goal is Goal.SERVE else first
+    has_changed = record.image_hash != image.image_hash
+    if record.wished.requested:
+        return Goal.RECORD if has_changed or not record.goal else None
+    if has_changed:
+        return Goal.SERVE if record.goal is Goal.SERVE else first
     if record.goal is Goal.RECORD and not profile_boots:
-        return dataclasses.replace(first, goal=Goal.SERVE)
-    if record.goal is not Goal.NONE:
-        return Wish(Want.GO_ON, policy=policy)
+        return Goal.SERVE
+    if record.goal:
+        return None
     if record.standing is Standing.WANTED \
             or (record.standing is Standing.DONE and not record.made.base_path):
         return first
     if record.standing in (Standing.FAILED, Standing.SKIPPED) \
             or record.made.cache_image is None or record.has_older_base:
         # Not by itself: each change of a property would start the same failure again.
-        return nothing
+        return None
     if record.cause and (record.wished.quota, record.wished.boot_marker) \
-            == (policy.quota, policy.boot_marker):
+            == (asked.quota, asked.boot_marker):
         # The older cache image serves, as none could be made of these.
-        return nothing
+        return None
     if record.made.working_set is None \
-            or record.made.working_set.boot_marker != policy.boot_marker:
-        return Wish(Want.TAKE_UP, policy=policy, goal=Goal.RECORD) if profile_boots else nothing
-    if record.made.cache_image.quota != policy.quota or record.made.is_behind:
-        return Wish(Want.TAKE_UP, policy=policy, goal=Goal.BUILD)
-    return nothing
+            or record.made.working_set.boot_marker != asked.boot_marker:
+        return Goal.RECORD if profile_boots else None
+    return Goal.BUILD if record.made.cache_image.quota != asked.quota \
+        or record.made.is_behind else None
 
 
 def decide(record: Manifest | None, facts: Facts, settings: Settings) -> Decision:
@@ -365,38 +304,51 @@ def decide(record: Manifest | None, facts: Facts, settings: Settings) -> Decisio
     image, known = facts.image, record
     if record is not None:
         record = observed(record, facts, settings)
-    wish = wanted(image, record, settings, facts.boots)
     fresh = record or Manifest(image.image_id, wished=Wished(
         visibility=image.visibility, name=image.name, owner=image.owner,
         availability=availability(image)), made=Made(
             signed_as=_signed_as(image, settings.verifies)))
-    if wish.policy is not None and wish.want is not Want.SKIP and (
-            record is not None or wish.want is Want.TAKE_UP):
-        fresh = fresh.wishing(quota=wish.policy.quota, settle=wish.policy.settle,
-                              boot_marker=wish.policy.boot_marker)
-    if wish.want is Want.SKIP:
-        settle = not is_signed(image) and (wish.policy.settle if wish.policy
-                                           else fresh.wished.settle)
-        record = skipped(fresh, wish.cause).wishing(settle=settle, requested=False)
-        return Decision(record, retirement(record))
-    if wish.want is Want.FAIL:
-        return Decision(fresh.standing_at(Standing.FAILED, wish.cause))
-    if wish.want is Want.WAIT:
-        if record is None or record.standing is Standing.FAILED:
+
+    def skip(cause: Cause, settle: bool) -> Decision:
+        dropped = skipped(fresh, cause).wishing(settle=settle and not is_signed(image),
+                                                requested=False)
+        return Decision(dropped, retirement(dropped))
+
+    try:
+        asked = settings.policy(image)
+    except exception.InvalidProperty as error:
+        return skip(error.cause, fresh.wished.settle)
+    if availability(image) is Availability.OFF:
+        return skip(Cause(Reason.MODE_OFF, f'{properties.MODE}=off'), asked.settle)
+    if image.status == 'queued' and not fresh.made.base_path:
+        # It is heard of when it has data. One that had begun to get them has failed to.
+        return Decision(None if record is None
+                        else fresh.standing_at(Standing.FAILED, Cause(Reason.NO_DATA)))
+    if image.status in ('queued', 'saving', 'uploading', 'importing'):
+        if fresh.standing is Standing.FAILED:
             fresh = fresh.standing_at(Standing.WANTED)
         return Decision(fresh, retirement(fresh), waits=True)
-    if wish.want is Want.NOTHING:
-        return Decision(None if record is None else fresh, retirement(fresh))
-    is_change = False
-    if wish.want is Want.TAKE_UP:
-        is_change = is_owners_change(image, known) and not facts.boots \
-            and not fresh.wished.requested and fresh.goal is not Goal.SERVE
-        fresh = fresh.standing_at(fresh.standing, goal=wish.goal).wishing(held=False)
-        if wish.goal is not Goal.BUILD:
-            fresh = taken_up(fresh, image, facts.now)
-        if is_change and not facts.may_change:
-            return Decision(dataclasses.replace(
-                fresh, goal=Goal.NONE, cause=Cause(Reason.TOO_MANY_CHANGES)), waits=True)
+    if image.status != 'active':
+        return skip(Cause(Reason.GLANCE_STATUS, image.status), asked.settle)
+    if cause := skip_cause(image, settings.build_snapshots, settings.verifies):
+        return skip(cause, asked.settle)
+    if fresh.wished.held and not fresh.wished.requested:
+        return Decision(fresh, retirement(fresh))
+    if not (facts.boots or fresh.wished.requested or fresh.goal) \
+            and snapshotrules.waits_for_a_server(image.image_hash, image.properties, record):
+        return skip(Cause(Reason.SNAPSHOT_UNUSED), asked.settle)
+    fresh = fresh.wishing(quota=asked.quota, settle=asked.settle, boot_marker=asked.boot_marker)
+    begun = _begun(record, image, asked, settings, facts.boots)
+    if begun is None:
+        return _next(fresh, facts) if fresh.goal else Decision(fresh, retirement(fresh))
+    is_change = is_owners_change(image, known) and not facts.boots \
+        and not fresh.wished.requested and fresh.goal is not Goal.SERVE
+    fresh = fresh.standing_at(fresh.standing, goal=begun).wishing(held=False)
+    if begun is not Goal.BUILD:
+        fresh = taken_up(fresh, image, facts.now)
+    if is_change and not facts.may_change:
+        return Decision(dataclasses.replace(
+            fresh, goal=Goal.NONE, cause=Cause(Reason.TOO_MANY_CHANGES)), waits=True)
     return dataclasses.replace(_next(fresh, facts), is_change=is_change)
 
 
@@ -447,17 +399,21 @@ def requested(record: Manifest) -> Manifest:
     return dataclasses.replace(record, goal=Goal.NONE).wishing(requested=True, held=False)
 
 
-def asked_for(record: Manifest) -> Manifest:
-    """Return a record of an image from which a server boots, and whose base is not here."""
+def asked_for(record: Manifest, is_lost: bool = False) -> Manifest:
+    """Return a record of an image from which a server boots, and whose base is not here.
+
+    :param is_lost: whether it was.
+    """
     return record.standing_at(Standing.WANTED, goal=Goal.SERVE) \
-        if snapshotrules.is_left(record) \
+        if snapshotrules.is_left(record) or (is_lost and record.standing is Standing.DONE) \
         or (waits_for_its_owner(record) and not record.made.base_path) else record
 
 
 def is_same_work(record: Manifest | None, begun: Manifest) -> bool:
     """Tell whether a step that was begun for a record is still to be done."""
-    return record is not None and (record.image_hash, record.goal, record.wished.requested) \
-        == (begun.image_hash, begun.goal, begun.wished.requested) \
+    return record is not None and (
+        record.image_hash, record.goal, record.wished.requested, record.made.signed_as) \
+        == (begun.image_hash, begun.goal, begun.wished.requested, begun.made.signed_as) \
         and record.standing is not Standing.SKIPPED and not record.is_missing
 
 
@@ -470,13 +426,13 @@ def failed(record: Manifest, error: Exception, is_without_older: bool = False) -
     :param is_without_older: the step cost the image the cache image that it had.
     """
     if isinstance(error, exception.ImageRefused):
-        return record.making(cache_image=None).wishing(requested=False).standing_at(
-            Standing.SKIPPED, error.cause)
+        return record.making(working_set=None, cache_image=None, difference=None).wishing(
+            requested=False).standing_at(Standing.SKIPPED, error.cause)
     cause = error.cause if isinstance(error, exception.ImageError) \
         else Cause(Reason.FAILED, str(error))
     passes = savefile.means_full(error) or is_without_older or isinstance(
         error, (exception.StorageDaemonError, exception.StorageNodeFull, exception.ServiceAway,
-                exception.Interrupted, OSError))
+                exception.DatabaseAway, exception.Interrupted, OSError))
     if passes and record.made.cache_image is None:
         return record.standing_at(Standing.WANTED, Cause(Reason.RETRY, str(cause)), record.goal)
     if passes:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache import errorlog, exception, naming, savefile
+from bootcache import exception, naming, savefile
 from bootcache.ceph import places
 from bootcache.errorlog import ErrorLog
 from bootcache.manifest import ImageState, Manifest, Standing
@@ -47,10 +47,6 @@ _CHANCES = 3
 _READ_AT_ONCE = 3
 
 
-def _log(path: str) -> ErrorLog:
-    return ErrorLog(path, errorlog.apart(path))
-
-
 class ReadErrors:
     """Takes exports out that cannot be read, and looks into why.
 
@@ -67,7 +63,7 @@ class ReadErrors:
         self._jobs = jobs
         self._ceph = ceph
         # By their paths. The looking thread's own.
-        self._logs = {path: _log(path) for path in exporter.log_paths}
+        self._logs = {path: ErrorLog(path) for path in exporter.log_paths}
         self._turn = 0
         # How often each image's base was taken out. The looking thread's own.
         self._taken_out: collections.Counter[str] = collections.Counter()
@@ -103,7 +99,7 @@ class ReadErrors:
         :raises StorageDaemonError: if the exporter refuses.
         """
         paths = self._exporter.log_paths
-        self._logs = {path: self._logs.get(path) or _log(path) for path in paths}
+        self._logs = {path: self._logs.get(path) or ErrorLog(path) for path in paths}
         turns = -(-len(paths) // _MOST_LOGS)
         self._turn += 1
         for path in paths[self._turn % turns::turns]:
@@ -224,7 +220,7 @@ class ReadErrors:
                 # Of an image that Glance gives no more this is the last copy, and most of it is
                 # right.
                 return current
-            return current.making(base_path='', cache_image=None).standing_at(
+            return current.making(base_path='', cache_image=None, difference=None).standing_at(
                 Standing.FAILED, cause)
 
         changed = self._store.change(image_id, fail)

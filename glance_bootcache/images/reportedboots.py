@@ -6,6 +6,7 @@ others' boots read forgotten.
 """
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import threading
@@ -46,7 +47,6 @@ LOG = logging.getLogger(__name__)
 # Whoever can write to the message bus can ask for any server on any host.
 _MOST_BOOTS = 10_000
 _MOST_OF_ONE = 100
-_LONGEST_NAME = 255
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +83,10 @@ class ExpectedReports:
     def expect(self, image_id: str, host: str, server_id: str, seconds: float,
                owner: str = '') -> None:
         """Expect a report for some seconds; where too many are expected, the oldest are not."""
-        now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
+        now, key = self._clock(), (image_id, host)
         with self._lock:
             self._set(key, [*self._pop(key, now), ExpectedBoot(
-                server_id[:_LONGEST_NAME], now, now + seconds,
-                owner[:_LONGEST_NAME])][-_MOST_OF_ONE:])
+                server_id, now, now + seconds, owner)][-_MOST_OF_ONE:])
             # Of many no report ever comes: servers go the stock way, or hosts are lost.
             while (oldest := next(iter(self._boots), None)) and (
                     self._count > _MOST_BOOTS
@@ -118,11 +117,11 @@ class ExpectedReports:
         :param server_id: the server that booted; empty if the host does not say: then it is
             taken for the one that was asked for first.
         """
-        now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
+        now, key = self._clock(), (image_id, host)
         with self._lock:
             later = self._pop(key, now)
             found = next((boot for boot in later
-                          if server_id[:_LONGEST_NAME] in ('', boot.server_id)), None)
+                          if server_id in ('', boot.server_id)), None)
             if found is not None:
                 later.remove(found)
             self._set(key, later)
@@ -130,7 +129,7 @@ class ExpectedReports:
 
     def put_back(self, image_id: str, host: str, boot: ExpectedBoot) -> None:
         """Expect a report again that could not be written: its host sends it again."""
-        now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
+        now, key = self._clock(), (image_id, host)
         with self._lock:
             self._set(key, [boot, *self._pop(key, now)][:_MOST_OF_ONE])
 
@@ -154,19 +153,16 @@ class ExpectedReports:
 MOST_UNCONFIRMED = 8
 MOST_EXTENTS = 50_000
 
-# How many boots of each owner; that of servers whose hosts do not tell it is empty.
-Counts = Mapping[str, int]
-
 
 def most_of(owner: str, places: int) -> int:
     """Return how many of some places an owner may have; one that is not known may be anybody."""
     return -(-places // 2) if owner else places
 
 
-def may_count(counts: Counts, owner: str, enough: int) -> bool:
+def may_count(counts: Mapping[str, int], owner: str, enough: int) -> bool:
     """Tell whether another boot of an owner is looked at.
 
-    :param counts: of those that were in vain.
+    :param counts: of those that were in vain, by owner; empty for one that hosts do not tell.
     :param enough: how many of these there may be.
     """
     return sum(min(count, most_of(who, enough)) for who, count in counts.items()) < enough \
@@ -247,10 +243,10 @@ class ReportedBoots:
         self._running = running
         # Boots in a row that brought nothing new, by image and working set: how many of whom.
         # Guarded by the lock, which is held for dictionary steps only.
-        self._nothing_new: cachetools.LRUCache[_Known, Counts] = \
+        self._nothing_new: cachetools.LRUCache[_Known, collections.Counter[str]] = \
             cachetools.LRUCache(_MOST_COUNTED)
         # Boots in a row that nobody has confirmed; as above.
-        self._in_vain: cachetools.LRUCache[_Known, Counts] = \
+        self._in_vain: cachetools.LRUCache[_Known, collections.Counter[str]] = \
             cachetools.LRUCache(_MOST_COUNTED)
         # Boots that read what no other one has read; as above.
         self._unconfirmed: cachetools.LRUCache[_Known, tuple[Boot, ...]] = \
@@ -261,15 +257,20 @@ class ReportedBoots:
     def plan_boot(self, message: PlanBoot) -> dict[str, Any]:
         """Answer a compute host that starts a server of a project."""
         image_id, server_id = message.image_id, message.server_id
+        waits = bool(server_id) and self._controller.is_waited_for(image_id)
         manifest = self._store.load(image_id)
         if message.profile_token is not None:
             return self._plan_profile(manifest, message, message.profile_token)
-        if manifest is not None and not manifest.made.base_path and (
+        has_base = manifest is not None and bool(manifest.made.base_path) and not (
+            # It can be got again.
+            manifest.standing in (Standing.WANTED, Standing.DONE) and not manifest.is_missing
+            and self._store.has_lost_base(manifest))
+        if manifest is not None and not has_base and (
                 manifest.is_missing or (policy.is_put_off(manifest)
                                         and self._running.of(image_id) is None)):
             # To wait would be in vain; it is tried again by itself.
             return _stock(manifest)
-        if manifest is None or (not manifest.made.base_path and (
+        if manifest is None or (not has_base and (
                 manifest.standing in (Standing.WANTED, Standing.DONE)
                 or snapshotrules.is_left(manifest))):
             self._controller.prepare(image_id)
@@ -278,12 +279,12 @@ class ReportedBoots:
                         'reason': 'Glance does not have the image'}
             return {'action': BootAction.WAIT, 'reason': 'the image\'s base is being prepared',
                     'cause': PlanCause.BASE, 'ready_in': self._controller.ready_in(image_id)}
-        if not manifest.made.base_path:
+        if not has_base:
             return _stock(manifest)
         content, gives_out = self._tiers.check(manifest), policy.gives_out(manifest)
         if content is Content.WRONG or not gives_out:
             # Whoever fetched a wrong one would find that out, and boot cold as well.
-            manifest = manifest.making(cache_image=None)
+            manifest = manifest.making(cache_image=None, difference=None)
         cache = manifest.made.cache_image
         whose = self._exporter.know(message.host, message.certificate)
         self._tiers.serve(manifest, (whose,))
@@ -296,15 +297,17 @@ class ReportedBoots:
             return {**_stock(manifest), **described}
         if server_id:
             self._tiers.note_use(image_id, time.time())
-        if server_id and self._controller.is_waited_for(manifest):
+        if waits:
             # Its base can be read now, for servers that do not wait.
             return {**described, 'action': BootAction.WAIT, 'ready_in': None,
                     'cause': PlanCause.CACHE_IMAGE,
                     'reason': 'the cache image of the snapshot is being built'}
         if cache is None:
             if manifest.made.working_set is not None and server_id:
-                # It was evicted, or is damaged; this boot does without.
-                self._controller.rebuild(image_id)
+                # It was evicted, or is damaged; this boot does without. While the database is away
+                # the next one does, too.
+                with contextlib.suppress(exception.DatabaseAway):
+                    self._controller.rebuild(image_id)
             described = {'action': BootAction.COLD, **described}
         else:
             described = {'action': BootAction.CACHE, **described,
@@ -321,7 +324,7 @@ class ReportedBoots:
 
     def _difference(self, manifest: Manifest, whose: str) -> dict[str, Any]:
         """Return what a host is told of what a cache image has that its parent's has not."""
-        found = self._store.load_difference(manifest)
+        found = manifest.made.difference
         if found is None or manifest.made.cache_image is None:
             return {}
         path = self._store.difference_path(manifest.image_id, manifest.made.cache_image.file)
@@ -331,7 +334,7 @@ class ReportedBoots:
             LOG.warning('image %s: its host gets all of its cache image: %s', manifest.image_id,
                         error)
             return {}
-        return {'difference': {'export': export, **found.to_dict()}}
+        return {'difference': {'export': export, **dataclasses.asdict(found)}}
 
     def _plan_profile(self, manifest: Manifest | None, message: PlanBoot, token: str
                       ) -> dict[str, Any]:
@@ -375,9 +378,6 @@ class ReportedBoots:
     def _can_learn(self, manifest: Manifest, owner: str) -> bool:
         """Tell whether the record of an owner's boot may make the image's better."""
         known = manifest.made.working_set
-        if not manifest.wished.boot_marker or not manifest.wished.quota:
-            # Of an older version of this service: known with its next change.
-            return False
         if known is None:
             return True
         key = _known(manifest)
@@ -425,7 +425,7 @@ class ReportedBoots:
         :param only_host: whether the cloud has one compute host, as far as is known.
         :returns: why nobody has asked for it; empty if it was asked for, whatever came of it.
         :raises InvalidWorkingSet: if it does not fit the image.
-        :raises OSError: if what is made of it cannot be written; the host sends it again.
+        :raises DatabaseAway: if what is made of it cannot be written; the host sends it again.
         """
         image_id, host = message.image_id, message.host
         manifest = self._store.load(image_id)
@@ -441,28 +441,25 @@ class ReportedBoots:
             raise exception.InvalidWorkingSet(
                 f'granularity {message.granularity!r} is not one of {_GRANULARITIES}')
         seen = self._read(manifest, message)
+        why_not = ''
         if not self._controller.takes_report(manifest):
-            LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
-                     image_id, host)
-            return ''
-        if manifest.made.working_set is None and manifest.standing is Standing.FAILED \
+            why_not = 'a recording or building is in hand'
+        elif manifest.made.working_set is None and manifest.standing is Standing.FAILED \
                 and manifest.cause.reason in _NOT_BOOTED \
                 and message.ended_by in ('shutdown', 'silence'):
-            LOG.info('image %s: a boot on %s is not looked at: its boot marker was not seen, and'
-                     ' the profile boot has failed for a guest that did not come up', image_id,
-                     host)
-            return ''
-        if not self._can_learn(manifest, expected.owner if expected else ''):
-            LOG.info('image %s: a boot on %s is not looked at: enough was learned meanwhile',
-                     image_id, host)
+            why_not = ('its boot marker was not seen, and the profile boot has failed for a guest'
+                       ' that did not come up')
+        elif not self._can_learn(manifest, expected.owner if expected else ''):
+            why_not = 'enough was learned meanwhile'
+        if why_not:
+            LOG.info('image %s: a boot on %s is not looked at: %s', image_id, host, why_not)
             return ''
         # Without a lock: a large report takes seconds to compare.
-        improved = self._improve(manifest, seen, expected, message, only_host)
-        if improved is None:
-            return ''
         try:
-            self._keep(manifest, improved, message)
-        except OSError:
+            improved = self._improve(manifest, seen, expected, message, only_host)
+            if improved is not None:
+                self._keep(manifest, improved, message)
+        except exception.DatabaseAway:
             if expected is not None:
                 self._expected.put_back(image_id, host, expected)
             raise
@@ -472,18 +469,12 @@ class ReportedBoots:
         """Write a working set, and have a cache image built of it."""
         image_id = manifest.image_id
         version = manifest.made.working_set.version + 1 if manifest.made.working_set else 1
-        name = self._store.save_working_set(image_id, improved)
-        info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
+        sha256 = self._store.save_working_set(image_id, improved)
+        info = WorkingSetInfo(sha256, improved.bytes, len(improved.extents),
                               improved.granularity, 'server', message.ended_by,
                               round(message.boot_seconds, 1), manifest.wished.boot_marker, version)
-        is_taken = False
-        try:
-            is_taken = self._controller.set_working_set(manifest, info)
-        finally:
-            if not is_taken:
-                # Its host sends it again, and each time another file would be left.
-                self._store.drop_working_set(image_id, name)
-        if not is_taken:
+        if not self._controller.set_working_set(manifest, info):
+            self._store.drop_working_set(image_id, sha256)
             return
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
                  version, improved.bytes, message.host, info.ended_by)
@@ -494,9 +485,7 @@ class ReportedBoots:
         image_id, known = manifest.image_id, manifest.made.working_set
         have = self._store.load_working_set(manifest)
         if have is None or known is None:
-            if seen.extents:
-                return seen
-            return None
+            return seen if seen.extents else None
         if have.image_hash != manifest.made.base_hash:
             return None
         assert expected is not None
@@ -526,11 +515,10 @@ class ReportedBoots:
                  '' if only_host else ' on another host')
         return None
 
-    def _note(self, counts: cachetools.LRUCache[_Known, Counts], key: _Known,
+    def _note(self, counts: cachetools.LRUCache[_Known, collections.Counter[str]], key: _Known,
               owner: str) -> None:
         with self._lock:
-            known = counts.get(key, {})
-            counts[key] = {**known, owner: known.get(owner, 0) + 1}
+            counts.setdefault(key, collections.Counter())[owner] += 1
 
     def _read(self, manifest: Manifest, message: ReportBoot) -> WorkingSet:
         # No cache image holds more; and a host that lies shall not have us count for ever.
@@ -568,7 +556,7 @@ class ReportedBoots:
 
 def _known(manifest: Manifest) -> _Known:
     known = manifest.made.working_set
-    return manifest.image_id, known.file if known else ''
+    return manifest.image_id, known.sha256 if known else ''
 
 
 def _stock(manifest: Manifest) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from oslo_log import log as logging
 from bootcache import exception, naming, steps
 from bootcache.manifest import Availability, Manifest, Standing
 from glance_bootcache.availability import served
-from glance_bootcache.hosts.holdings import Hosts
+from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
@@ -30,22 +30,22 @@ class Retiring:
     """Stops serving images whose record says that they are skipped.
 
     :param needs: which bases compute hosts need.
-    :param hosts: let go of what is forgotten.
+    :param orders: to hosts, to let go of what is forgotten.
     """
 
     def __init__(self, store: ImageStore, exporter: Exporters, tiers: StorageTiers,
-                 profile_boots: NovaProfileBoots, needs: ReportedNeeds, hosts: Hosts):
+                 profile_boots: NovaProfileBoots, needs: ReportedNeeds, orders: Orders):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
         self._needs = needs
-        self._hosts = hosts
+        self._orders = orders
         # Why each image's base was kept when that was asked last: for people.
         self._kept: cachetools.LRUCache[str, str] = cachetools.LRUCache(_MOST_KEPT)
 
     def retire(self, image_id: str) -> None:
-        """Stop serving a skipped image; its base stays while ``is_needed``."""
+        """Stop serving a skipped image; its base stays while ``why_needed`` says why."""
         record = self._store.load(image_id)
         if record is None or record.standing is not Standing.SKIPPED:
             return
@@ -53,10 +53,18 @@ class Retiring:
         self._tiers.forget(image_id)
         steps.reached('retire: withdrawn')
         is_deleted = record.wished.availability is Availability.DELETED
-        why = why or (self._let_go(image_id) if is_deleted else '')
+        if is_deleted and not why:
+            try:
+                # Also hosts that hold it later: with its row what it was is forgotten.
+                self._orders.add_for_all(image_id)
+            except exception.DatabaseAway as error:
+                LOG.warning('image %s: cannot be forgotten yet: %s', image_id, error)
+                why = str(error)
         self._kept[image_id] = why
         if why:
             return
+        # Before the row goes: nobody would withdraw again what a start serves by an older file.
+        self._exporter.save_served()
 
         def is_retired(current: Manifest) -> bool:
             return current.standing is Standing.SKIPPED \
@@ -67,18 +75,6 @@ class Retiring:
         else:
             self._store.change(image_id, lambda current: current.making(base_path='')
                                if is_retired(current) else current)
-
-    def _let_go(self, image_id: str) -> str:
-        """Have all hosts let go of an image before it is forgotten: that is a row of the database.
-
-        :returns: why that cannot be yet; empty if it is done.
-        """
-        try:
-            self._hosts.let_go(image_id)
-        except exception.DatabaseAway as error:
-            LOG.warning('image %s: cannot be forgotten yet: %s', image_id, error)
-            return str(error)
-        return '' if self._hosts.is_let_go(image_id) else 'hosts are not told yet'
 
     def withdraw(self, image_id: str) -> None:
         """Serve an image's cache image no more for now."""
@@ -105,15 +101,12 @@ class Retiring:
             LOG.warning('image %s: cannot be retired yet: %s', image_id, error)
             return f'the exporter: {error}'
 
-    def is_needed(self, image_id: str) -> bool:
-        """Tell whether servers may need an image's base, also such as are off and read nothing."""
-        return bool(self.why_needed(image_id))
-
     def why_needed(self, image_id: str) -> str:
         """Return what may need an image's base; empty if nothing does.
 
-        Nova does not list all servers to everybody: of one that was deleted and can be restored
-        the host alone tells. And a host tells of a server some time after its disk was made.
+        Servers that are off, and read nothing, may need it. Nova does not list all servers to
+        everybody: of one that was deleted and can be restored the host alone tells. And a host
+        tells of a server some time after its disk was made.
         Servers that were created after another content was taken up went the stock way.
         """
         manifest = self._store.load(image_id)

@@ -9,7 +9,7 @@ from glance_bootcache.images.turns import Turns
 from glance_bootcache.profileboot.job import ImageJob
 
 # Of one source at a time: three would read more than a slow disk gives, one would wait for each.
-_BASES = 2
+BASES = 2
 # What asks Glance, Nova or the exporter, and reads no data.
 _LOOKS = 4
 
@@ -26,7 +26,6 @@ class Running:
     def __init__(self, places: int):
         self._lock = threading.Lock()  # guards what follows; held for steps in memory
         self._jobs: dict[str, ImageJob] = {}
-        self._turns: dict[str, Turns] = {}
         self._is_stopping = False
         # Building takes seconds, or minutes for a large image, and waits for no recording.
         self._recordings, self._builds = Turns(places), Turns(places)
@@ -35,40 +34,37 @@ class Running:
         self._bases: dict[str, Turns] = {}
 
     def start(self, job: ImageJob, owner: str, work: Callable[[], None],
-              then: Callable[[], object], source: str | None = None) -> bool:
-        """Have a step done.
+              then: Callable[[], object], source: str | None = None) -> None:
+        """Have a step done, unless another one of the image is under way.
 
         :param owner: the image's project.
         :param then: called when it is under way no more; not where it is given up as it waits.
         :param source: where the base comes from; None for a step that reads no data of it.
-        :returns: False if another step of the image is under way, or no step is begun any more.
         """
         def run() -> None:
             try:
                 work()
             finally:
-                self._end(job)
+                with self._lock:
+                    if self._jobs.get(job.image_id) is job:
+                        del self._jobs[job.image_id]
                 then()
 
         with self._lock:
-            if self._is_stopping or job.image_id in self._jobs:
-                return False
-            turns = self._turns_of(job, source)
-            turns.submit(job.image_id, owner, run)
-            self._jobs[job.image_id], self._turns[job.image_id] = job, turns
-            return True
+            if not self._is_stopping and job.image_id not in self._jobs:
+                self._turns_of(job, source).submit(job.image_id, owner, run)
+                self._jobs[job.image_id] = job
 
     def _turns_of(self, job: ImageJob, source: str | None) -> Turns:
         if job.step == Step.RECORD:
             return self._recordings
         if job.step == Step.BUILD:
             return self._builds
-        return self._looks if source is None else self._bases.setdefault(source, Turns(_BASES))
+        return self._looks if source is None else self._bases.setdefault(source, Turns(BASES))
 
-    def _end(self, job: ImageJob) -> None:
-        with self._lock:
-            if self._jobs.get(job.image_id) is job:
-                del self._jobs[job.image_id], self._turns[job.image_id]
+    def _every(self) -> list[Turns]:
+        """Return all turns; under the lock."""
+        return [self._looks, self._recordings, self._builds, *self._bases.values()]
 
     def cancel(self, image_id: str) -> bool:
         """Give up an image's step.
@@ -81,10 +77,9 @@ class Running:
                 return True
             job.cancel()
             # Under the lock: it is this job's work that is taken out, and not the next one's.
-            if self._turns[image_id].take_out(image_id) is None:
-                return False
-            del self._jobs[image_id], self._turns[image_id]
-            return True
+            if waited := any(turns.take_out(image_id) for turns in self._every()):
+                del self._jobs[image_id]
+            return waited
 
     def stop(self, wait: bool = True) -> None:
         """Give up all steps, and begin no other one.
@@ -93,11 +88,11 @@ class Running:
         """
         with self._lock:
             self._is_stopping = True
-            turns = [self._looks, self._recordings, self._builds, *self._bases.values()]
+            every = self._every()
         for image_id in self.images():
             self.cancel(image_id)
-        for each in turns:
-            each.shutdown(wait=wait)
+        for turns in every:
+            turns.shutdown(wait=wait)
 
     def of(self, image_id: str) -> ImageJob | None:
         """Return an image's step that is under way, if one is."""
@@ -107,8 +102,7 @@ class Running:
     def is_waiting(self, image_id: str) -> bool:
         """Tell whether an image's step waits for its turn."""
         with self._lock:
-            turns = self._turns.get(image_id)
-        return turns is not None and turns.is_waiting(image_id)
+            return any(turns.is_waiting(image_id) for turns in self._every())
 
     def images(self) -> set[str]:
         """Return the images of which a step is under way."""

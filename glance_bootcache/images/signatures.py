@@ -1,6 +1,5 @@
 """Images' signatures: verified with the library by which Nova and Glance do it, once an image."""
 
-import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
@@ -69,16 +68,11 @@ class ImageSignatures:
         if not self._health.may_ask():
             raise _away(image, 'it did not answer just now')
         try:
-            verifier = threads.daemon_thread(
-                lambda: self._verifier(image), 'bootcache-certificate').result(_ANSWER_SECONDS)
-        except concurrent.futures.TimeoutError:
-            self._health.failed()
+            with self._health.hearing(lambda error: isinstance(error, TimeoutError)):
+                return threads.daemon_thread(
+                    lambda: self._verifier(image), 'bootcache-certificate').result(_ANSWER_SECONDS)
+        except TimeoutError:
             raise _away(image, f'no answer within {_ANSWER_SECONDS} s') from None
-        except exception.BootcacheError:
-            self._health.answered()
-            raise
-        self._health.answered()
-        return verifier
 
     def verify(self, image: ImageFacts, verifier: Any, path: str,
                check: Callable[[], None]) -> str:

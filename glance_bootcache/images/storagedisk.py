@@ -2,12 +2,12 @@
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.manifest import CacheInfo, Manifest
+from bootcache.manifest import Manifest
 from glance_bootcache.images.running import Running
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.exporters import Exporters
@@ -39,7 +39,7 @@ class DiskRoom:
         """Evict what is over the storage disk tier's quota, as after it was lowered; and damage.
 
         :param manifests: of all images, just read.
-        :raises BootcacheError: if the exporter does not answer.
+        :raises BootcacheError: if the exporter, or the database, does not answer.
         """
         for manifest in manifests:
             if self._tiers.is_damaged(manifest):
@@ -81,11 +81,6 @@ class DiskRoom:
             return {one: self._promised[one] for one in promised[:promised.index(mine)]} \
                 if mine in self._promised else {}
 
-    def _wait_for_one(self, promised: Collection[object]) -> None:
-        """Wait until one of what was promised is given back: each is being built."""
-        with self._given_back:
-            self._given_back.wait_for(lambda: not all(one in self._promised for one in promised))
-
     def _check_beside(self, image_id: str, incoming: int) -> None:
         room = self._tiers.plan_disk(self._store.manifests(), incoming, {image_id})
         if not room.fits or room.evict:
@@ -109,7 +104,9 @@ class DiskRoom:
             room = self._tiers.plan_disk(manifests, incoming + sum(before.values()),
                                          busy | {image_id})
             if not room.fits and before:
-                self._wait_for_one(before)
+                with self._given_back:
+                    while self._before(mine) == before:
+                        self._given_back.wait()
                 busy.clear()
                 continue
             if not room.fits and incoming:
@@ -148,9 +145,7 @@ class DiskRoom:
         manifest = self._store.load(image_id)
         if manifest is None or manifest.made.cache_image is None:
             return True
-        if self._jobs.of(image_id) is not None:
-            return False
-        if not self._remove(manifest, None):
+        if self._jobs.of(image_id) is not None or not self._remove(manifest, None):
             return False
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True
@@ -161,19 +156,14 @@ class DiskRoom:
         :param job: what is in hand for it.
         :returns: False if a host is fetching it, or something else was taken in hand meanwhile.
         """
-        assert manifest.made.cache_image is not None
-        # Not under the store's lock: the exporter may take its time.
+        image_id, cache_image = manifest.image_id, manifest.made.cache_image
         with self._exporter.withdrawn(manifest) as gone:
-            if not gone or not self._drop(manifest.image_id, manifest.made.cache_image, job):
+            if not gone or self._jobs.of(image_id) is not job:
                 return False
-            self._tiers.forget(manifest.image_id)
+            record = self._store.change(
+                image_id, lambda record: record.making(cache_image=None, difference=None)
+                if record.made.cache_image == cache_image else record)
+            if record is not None and record.made.cache_image is not None:
+                return False
+            self._tiers.forget(image_id)
         return True
-
-    def _drop(self, image_id: str, cache_image: CacheInfo, job: ImageJob | None) -> bool:
-        """Remove a cache image's file, unless something else was taken in hand for it meanwhile."""
-        if self._jobs.of(image_id) is not job:
-            return False
-        manifest = self._store.change(
-            image_id, lambda record: record.making(cache_image=None)
-            if record.made.cache_image == cache_image else record)
-        return manifest is None or manifest.made.cache_image is None

@@ -24,12 +24,14 @@ class WaitingImage:
     :ivar owner: the project that it belongs to.
     :ivar came: how many came before it.
     :ivar since: when it came, in monotonic seconds.
+    :ivar work: what is to be done for it.
     """
 
     image_id: str
     owner: str
     came: int
     since: float = 0.0
+    work: Callable[[], None] = lambda: None
 
 
 def most_in_hand(places: int) -> int:
@@ -39,8 +41,7 @@ def most_in_hand(places: int) -> int:
 
 
 def next_turn(waiting: Collection[WaitingImage], running: Mapping[str, int],
-              last: Mapping[str, int],
-              places: int) -> WaitingImage | None:
+              last: Mapping[str, int], places: int) -> WaitingImage | None:
     """Return the image whose turn it is, None if all have to wait. Pure.
 
     The owner with the fewest images in hand comes first, then the one whose last turn is the
@@ -68,7 +69,7 @@ class Turns:
         self._places = places
         self._executor = futurist.ThreadPoolExecutor(max_workers=most_in_hand(places))
         self._lock = threading.Lock()  # guards what follows; held for milliseconds
-        self._waiting: dict[str, tuple[WaitingImage, Callable[[], None]]] = {}
+        self._waiting: dict[str, WaitingImage] = {}
         self._running: collections.Counter[str] = collections.Counter()
         self._last: dict[str, int] = {}
         self._came = self._turn = 0
@@ -76,8 +77,8 @@ class Turns:
     def submit(self, image_id: str, owner: str, work: Callable[[], None]) -> None:
         """Do something for an image when its turn comes; it has one work at a time."""
         with self._lock:
-            self._waiting[image_id] = WaitingImage(image_id, owner, self._came,
-                                                   time.monotonic()), work
+            self._waiting[image_id] = WaitingImage(image_id, owner, self._came, time.monotonic(),
+                                                   work)
             self._came += 1
             self._begin()
 
@@ -89,13 +90,12 @@ class Turns:
     def waiting_since(self) -> list[float]:
         """Return since when images wait for their turn, in monotonic seconds."""
         with self._lock:
-            return [image.since for image, _work in self._waiting.values()]
+            return [image.since for image in self._waiting.values()]
 
-    def take_out(self, image_id: str) -> Callable[[], None] | None:
-        """Return the work of an image that does not have to wait any more; None if none waits."""
+    def take_out(self, image_id: str) -> WaitingImage | None:
+        """Return an image that does not have to wait any more; None if it does not wait."""
         with self._lock:
-            _image, work = self._waiting.pop(image_id, (None, None))
-            return work
+            return self._waiting.pop(image_id, None)
 
     def shutdown(self, wait: bool = True) -> None:
         """Begin nothing more.
@@ -108,16 +108,16 @@ class Turns:
 
     def _begin(self) -> None:
         """Begin what can be begun; under the lock."""
-        while (image := next_turn([image for image, _work in self._waiting.values()],
-                                  self._running, self._last, self._places)) is not None:
-            _image, work = self._waiting.pop(image.image_id)
+        while (image := next_turn(self._waiting.values(), self._running, self._last,
+                                  self._places)) is not None:
+            del self._waiting[image.image_id]
             self._running[image.owner] += 1
             self._last.pop(image.owner, None)
             self._last[image.owner] = self._turn
             self._turn += 1
             if len(self._last) > _MOST_OWNERS:
                 del self._last[next(iter(self._last))]
-            self._executor.submit(self._do, image.owner, work)
+            self._executor.submit(self._do, image.owner, image.work)
 
     def _do(self, owner: str, work: Callable[[], None]) -> None:
         try:
@@ -145,31 +145,16 @@ class Changes:
         self._begun: cachetools.LRUCache[str, collections.deque[float]] = \
             cachetools.LRUCache(_MOST_OWNERS)
 
-    def are_too_many(self, owner: str) -> bool:
-        """Tell whether an owner's next change has to wait."""
-        return self.seconds_left(owner) > 0
-
     def seconds_left(self, owner: str) -> float:
         """Return for how many seconds an owner's next change has to wait; 0 if it does not."""
         with self._lock:
-            begun = self._within_the_hour(owner)
+            begun = self._begun.get(owner)
             return max(0.0, begun[0] + HOUR - self._clock()) \
-                if self._most and len(begun) >= self._most else 0.0
+                if begun and len(begun) == self._most else 0.0
 
-    def begin(self, owner: str) -> bool:
-        """Count a change, if it is not one too many; tell whether it is followed now."""
+    def begin(self, owner: str) -> None:
+        """Count a change."""
         with self._lock:
-            if not self._most:
-                return True
-            begun = self._within_the_hour(owner)
-            if len(begun) >= self._most:
-                return False
-            begun.append(self._clock())
-            self._begun[owner] = begun
-            return True
-
-    def _within_the_hour(self, owner: str) -> collections.deque[float]:
-        begun = self._begun.get(owner) or collections.deque()
-        while begun and begun[0] + HOUR <= self._clock():
-            begun.popleft()
-        return begun
+            # Where any number may be, none is remembered.
+            self._begun[owner] = collections.deque(
+                (*self._begun.get(owner, ()), self._clock()), self._most)

@@ -45,8 +45,8 @@ class ImageJob:
     :ivar boot_marker: by which it is known to be over.
     :ivar phase: what it does now, RECORDING or BUILDING; None while it waits, or gets a base.
     :ivar parent: id of the image that a snapshot's server was made of; empty if none is known.
-    :ivar is_child: the image is a snapshot that has its working set from its server's image.
-    :ivar compares: the cache image is there, and what differs from its parent's is being made.
+    :ivar is_child: it builds the first cache image of a snapshot that has its working set from its
+        server's image; then it makes what differs from its parent's.
     :ivar is_without_older: the image's older cache image went, as disk had no room for both.
     """
 
@@ -66,7 +66,6 @@ class ImageJob:
     is_without_older: bool = False
     parent: str = ''
     is_child: bool = False
-    compares: bool = False
 
     def owns(self, token: str | None) -> bool:
         """Tell whether a token is this job's, in constant time."""
@@ -96,6 +95,14 @@ class ImageJob:
         """
         self.changed.wait(seconds)
         self.changed.clear()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless told to give up.
+
+        :raises Cancelled: if told so.
+        """
+        self.cancelled.wait(seconds)
+        self.check_cancelled()
 
     def check_cancelled(self) -> None:
         """Give up if told so.

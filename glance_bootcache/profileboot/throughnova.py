@@ -8,11 +8,10 @@ import contextlib
 import dataclasses
 import http
 import re
+import secrets
 import time
-from collections.abc import Callable, Collection
 from typing import Any
 
-import tenacity
 from keystoneauth1 import exceptions as ks_exceptions
 from novaclient import client as nova_client
 from novaclient import exceptions as nova_exceptions
@@ -30,6 +29,7 @@ from glance_bootcache.glance import images
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.profileboot import notbooted
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
+from glance_bootcache.storage.nodefiles import FileKind, NodeFiles, tell_unnamed
 
 LOG = logging.getLogger(__name__)
 
@@ -46,8 +46,6 @@ _REPORT_SECONDS = 90.0
 _UNHEARD_SECONDS = 30.0
 # Flavors that a reason names.
 _MOST_TOLD = 5
-# Of deleting a server, two seconds after each other.
-_DELETIONS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,13 +126,13 @@ class NovaProfileBoots:
     """Runs profile boots as Nova servers.
 
     :param conf: configuration of the storage service.
+    :param files: has the servers' rows.
     """
 
     recorded_by = 'nova'
-    # Whether there may be a server that could not be deleted.
-    _has_left = False
 
-    def __init__(self, conf: cfg.ConfigOpts):
+    def __init__(self, conf: cfg.ConfigOpts, files: NodeFiles):
+        self._files = files
         self._conf = conf[bootcache_conf.GROUP]
         self._client = nova_client.Client(API_VERSION, session=images.session(conf),
                                           region_name=conf[AUTH_GROUP].region_name)
@@ -154,41 +152,45 @@ class NovaProfileBoots:
                    or timeutils.parse_isotime(server.created).timestamp() < created_before
                    for server in found)
 
-    def remove_leftovers(self, tokens: Callable[[], Collection[str]],
-                         tries: int = _DELETIONS) -> int:
-        """Delete the servers of profile boots that nobody waits for, as of an earlier process.
+    def compute_hosts(self) -> set[str]:
+        """Return the hosts of Nova's compute services, also of cells that are away.
 
-        :param tokens: gives those of the profile boots that are in hand.
-        :param tries: for each.
-        :returns: how many.
         :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
-        found = self._client.servers.list(
-            search_opts={'name': f'^{re.escape(NAME_PREFIX)}'})
-        # Looked up late: a profile boot is in hand before it has a server.
-        others = (None, *tokens())
-        mine = [server for server in found
-                if server.metadata.get(messages.PROFILE_METADATA) not in others]
-        for server in mine:
-            LOG.info('deleting server %s, left over from a profile boot', server.id)
-            self._delete(server.id, tries)
-        return len(mine)
+        return {service.host for service in self._client.services.list(binary='nova-compute')}
 
-    def delete_left(self, tokens: Callable[[], Collection[str]]) -> None:
-        """Delete the servers that could not be, as Nova was away; call it now and then.
+    def remove_retired(self) -> None:
+        """Delete the servers of profile boots that are over, as of an earlier process.
 
-        :param tokens: gives those of the profile boots that are in hand.
+        :raises DatabaseAway: if the database does not answer.
         :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
-        if not self._has_left:
-            return
-        self._has_left = False
-        try:
-            # Who calls has more to do.
-            self.remove_leftovers(tokens, tries=1)
-        except Exception:
-            self._has_left = True
-            raise
+        self._files.remove_retired_of(FileKind.SERVER, self._delete)
+
+    def tell_unnamed(self) -> None:
+        """Log which servers are named as those of profile boots and have no row.
+
+        :raises DatabaseAway: if the database does not answer.
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+        """
+        there = {server.name for server in self._listed(f'^{re.escape(NAME_PREFIX)}')}
+        tell_unnamed('servers of profile boots', there - self._files.named(FileKind.SERVER).keys(),
+                     'if no other storage service made them, "openstack server delete" deletes'
+                     ' them')
+
+    def _listed(self, name: str) -> list[Any]:
+        """Return the servers of the service's project whose names match a regular expression."""
+        return list(self._client.servers.list(search_opts={'name': name}))
+
+    def _delete(self, image_id: str, name: str) -> bool:
+        """Delete a server; tell whether Nova has none of that name."""
+        there = [server for server in self._listed(f'^{re.escape(name)}$') if server.name == name]
+        for server in there:
+            LOG.info('image %s: deleting server %s, of a profile boot that is over', image_id,
+                     server.id)
+            with contextlib.suppress(nova_exceptions.NotFound):
+                self._client.servers.delete(server.id)
+        return not there
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: ImageJob) -> ProfileReport:
@@ -220,29 +222,22 @@ class NovaProfileBoots:
             max(image.min_ram, MIN_RAM), image.min_disk, virtual_bytes)
         began = time.monotonic()
         job.quota, job.boot_marker = policy.quota, policy.boot_marker
+        name = f'{NAME_PREFIX}{image.image_id}-{secrets.token_hex(4)}'
+        self._files.begin(image.image_id, FileKind.SERVER, name)
         try:
             server = self._client.servers.create(
-                name=f'{NAME_PREFIX}{image.image_id}', image=image.image_id,
+                name=name, image=image.image_id,
                 flavor=flavor.flavor_id, nics='none', config_drive=True,
                 meta={messages.PROFILE_METADATA: job.token},
                 scheduler_hints={messages.PROFILE_HINT: 'yes'},
                 availability_zone=self._conf.profile_availability_zone)
-        except Exception:
-            # The answer may be lost, and the server there all the same.
-            self._has_left = True
-            for lost in self._client.servers.list(search_opts={
-                    'name': f'^{re.escape(NAME_PREFIX + image.image_id)}'}):
-                if job.owns(lost.metadata.get(messages.PROFILE_METADATA)):
-                    self._delete(lost.id)
-            raise
-        LOG.info('image %s: profile boot as server %s, flavor %s', image.image_id, server.id,
-                 flavor.name)
-        try:
+            LOG.info('image %s: profile boot as server %s, flavor %s', image.image_id, server.id,
+                     flavor.name)
             report = self._wait(server.id, policy, job, began)
             report = dataclasses.replace(
                 report, ended_by=self._checked(server.id, policy, job, report))
         finally:
-            self._delete(server.id)
+            self._end(image.image_id, name)
         LOG.info('image %s: profile boot of %.0f s ended by %s, %d bytes in %d extents',
                  image.image_id, report.boot_seconds, report.ended_by, report.working_set.bytes,
                  len(report.working_set.extents))
@@ -373,15 +368,11 @@ class NovaProfileBoots:
             # Not there yet, Nova is away, or this cloud has none; silence ends such boots.
             return ''
 
-    def _delete(self, server_id: str, tries: int = _DELETIONS) -> None:
+    def _end(self, image_id: str, name: str) -> None:
+        """Delete the server of a profile boot that is over: now, or when Nova answers."""
+        self._files.abandon(image_id, name)
         try:
-            with contextlib.suppress(nova_exceptions.NotFound):
-                tenacity.Retrying(
-                    retry=tenacity.retry_if_not_exception_type(nova_exceptions.NotFound),
-                    stop=tenacity.stop_after_attempt(tries), wait=tenacity.wait_fixed(2),
-                    reraise=True)(self._client.servers.delete, server_id)
+            self._delete(image_id, name)
         except Exception as error:
-            self._has_left = True
             LOG.error('server %s of a profile boot could not be deleted; it is tried again in'
-                      ' [bootcache]poll_interval, %d s: %s', server_id, self._conf.poll_interval,
-                      error)
+                      ' [bootcache]poll_interval, %d s: %s', name, self._conf.poll_interval, error)

@@ -162,6 +162,10 @@ class Endpoints:
         """An operator asks how a host reads bases."""
         return self._hosts.bases(message.host)
 
+    def forget_host(self, ctxt: Any, message: messages.ForgetHost) -> bool:
+        """An operator says that a host is gone for good."""
+        return self._needs.forget(message.host)
+
     def image_hosts(self, ctxt: Any, message: messages.ImageHosts) -> dict[str, Any] | None:
         """An operator asks where an image's cache image is."""
         return self._operators.image_hosts(message.image_id)

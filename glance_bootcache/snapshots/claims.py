@@ -15,12 +15,10 @@ from bootcache import naming
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 from glance_bootcache.glance.images import Images
-from glance_bootcache.snapshots.stores import Traits
+from glance_bootcache.snapshots.records import Record
 
 _API_VERSION = '2.79'
 _HOST = 'OS-EXT-SRV-ATTR:host'
-
-
 _THERE = ('active', 'deactivated')
 _GONE = ('deleted', 'killed', 'pending_delete')
 
@@ -50,18 +48,17 @@ class Claims:
         self._nova = nova_client.Client(_API_VERSION, session=images.session(conf),
                                         region_name=conf[AUTH_GROUP].region_name)
 
-    def standing(self, snapshot_id: str, traits: Traits) -> ImageStanding:
+    def standing(self, record: Record) -> ImageStanding:
         """Return how an image stands to the snapshot that was made for it.
 
         Stock Nova's way makes the same image, often of another format or in another store.
 
-        :param traits: that the image has if it is of the snapshot.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        image = self._glance.get(snapshot_id)
+        image = self._glance.get(record.snapshot_id)
         if image is None:
             # A snapshot is removed for it, and one answer of 404 may be anybody's.
-            return ImageStanding.ABSENT if self._is_listed_without(snapshot_id) \
+            return ImageStanding.ABSENT if self._is_listed_without(record.snapshot_id) \
                 else ImageStanding.TAKING
         if image.status in _GONE:
             return ImageStanding.ABSENT
@@ -69,8 +66,8 @@ class Claims:
             return ImageStanding.WAITS
         if image.status in _THERE:
             stores = str(image.properties.get('stores') or '').split(',')
-            is_ours = traits.disk_format in ('', image.disk_format) \
-                and (not traits.glance_store or traits.glance_store in stores)
+            is_ours = record.disk_format in ('', image.disk_format) \
+                and (not record.file or record.glance_store in stores)
             return ImageStanding.HAS if is_ours else ImageStanding.ABSENT
         return ImageStanding.TAKING
 

@@ -3,11 +3,11 @@
 The clone is made of the snapshot that Glance's image has, not of our own clone of it: so its parent
 is an image that people know, and ours can go. It has small objects: the first write to an object
 copies all of it from the parent. Under way it has another name than afterwards, so that nobody
-takes one for an image; there is no other record of that here.
+takes one for an image.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -15,18 +15,19 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from bootcache.ceph import places, snapshotcommands
-from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
+from bootcache.ceph.places import RbdClone, RbdSnapshot
 from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Manifest
 from bootcache.util.backoff import Backoff
 from glance_bootcache.snapshots.flatcopies import FlatCopies
-from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
+from glance_bootcache.snapshots.records import Record
+from glance_bootcache.snapshots.stores import SnapshotUnfit
+from glance_bootcache.storage.nodefiles import NodeFiles
 
 LOG = logging.getLogger(__name__)
 
 _BEGUN = 'begun-'
-_FORMAT = 'raw'
 _PURGE_SECONDS = 600
 
 
@@ -34,24 +35,20 @@ class RbdSnapshots:
     """The snapshots in ``[bootcache]rbd_snapshot_pool``: see ``SnapshotStore``.
 
     :param conf: configuration of the storage service.
+    :param files: has the rows of bases, and of copies of deep ones.
     """
 
     # What it is called in records.
     name = 'rbd'
 
-    def __init__(self, conf: cfg.ConfigOpts):
+    def __init__(self, conf: cfg.ConfigOpts, files: NodeFiles):
         group = conf[bootcache_conf.GROUP]
         self._pool = group.rbd_snapshot_pool or ''
         self._depth = group.snapshot_depth
         self._user, self._conf_path = group.rbd_store_user, group.rbd_store_ceph_conf
         self._rbd = SnapshotCommands(self._conf_path, self._user)
-        self._copies = FlatCopies(self._rbd, self._pool,
-                                  (group.rbd_clone_pool, group.rbd_clone_namespace), self._depth)
+        self._copies = FlatCopies(self._rbd, self._pool, files, self._depth)
         self._purges = Backoff(_PURGE_SECONDS)
-
-    def traits(self, snapshot_id: str) -> Traits:
-        """Return what their images have: all are raw."""
-        return Traits(_FORMAT)
 
     def refusal(self, base: Manifest) -> str:
         """Return why no snapshot of a base is made here; empty if one may be."""
@@ -63,71 +60,68 @@ class RbdSnapshots:
             return f'its base is {base.made.image_format}, not raw'
         return ''
 
-    def begin(self, base: Manifest, snapshot_id: str, virtual_bytes: int) -> Writable:
+    def begin(self, record: Record, base: Manifest, virtual_bytes: int
+              ) -> tuple[Record, Mapping[str, object]]:
         """Clone a base's own snapshot under a name of what is under way."""
-        begun = self._begun(snapshot_id)
+        begun = self._begun(record.snapshot_id)
         with self._asking():
             origin = self._rbd.origin(places.clone_of(base.made.base_path))
             if origin is None:
                 raise SnapshotUnfit(f'{base.made.base_path} is no clone any more')
             parent = self._copies.parent(origin)
-            self._clone(parent, origin, begun)
-            try:
-                # Another image of the same name would have another content; a copy's is of its own.
-                if parent == origin.parent and ((again := self._rbd.origin(begun)) is None or (
-                        again.id, again.snapshot_id) != (origin.id, origin.snapshot_id)):
-                    raise SnapshotUnfit(f'{origin.parent} is another image by now')
-                if virtual_bytes != (size := self._rbd.size(begun)):
-                    if virtual_bytes < size:
-                        raise SnapshotUnfit(f'the disk has {virtual_bytes} bytes, fewer than its'
-                                            f' base\'s {size}')
-                    self._rbd.grow(begun, virtual_bytes)
-            except BaseException:
-                with contextlib.suppress(exception.BootcacheError):
-                    self._rbd.remove(begun)
-                raise
-        return Writable({**places.protocol(begun, self._conf_path, self._user),
-                         'discard': 'unmap'}, _FORMAT)
+            if parent is None:
+                raise SnapshotUnfit(
+                    f'{origin.parent} has {self._depth} others below it, as many as [bootcache]'
+                    'snapshot_depth allows, and there is no copy yet that has none')
+            self._clone(parent, begun)
+            # Another image of the same name would have another content; a copy's is of its own.
+            if parent == origin.parent and ((again := self._rbd.origin(begun)) is None or (
+                    again.id, again.snapshot_id) != (origin.id, origin.snapshot_id)):
+                raise SnapshotUnfit(f'{origin.parent} is another image by now')
+            size = self._rbd.size(begun)
+            if virtual_bytes < size:
+                raise SnapshotUnfit(f'the disk has {virtual_bytes} bytes, fewer than its base\'s'
+                                    f' {size}')
+            if virtual_bytes > size:
+                self._rbd.grow(begun, virtual_bytes)
+        return record, {**places.protocol(begun, self._conf_path, self._user), 'discard': 'unmap'}
 
-    def check_room(self, snapshot_id: str) -> None:
+    def check_room(self, record: Record) -> None:
         """Check nothing: Ceph refuses writes before it is full."""
 
-    def _clone(self, parent: RbdSnapshot, origin: RbdOrigin, begun: RbdClone) -> None:
+    def _clone(self, parent: RbdSnapshot, begun: RbdClone) -> None:
         try:
             self._rbd.clone_into(parent, begun, snapshotcommands.SMALL)
         except RbdAbsent as error:
-            if parent != origin.parent:
-                raise SnapshotUnfit(
-                    f'{origin.parent} has {self._depth} others below it, as many as [bootcache]'
-                    'snapshot_depth allows, and there is no copy yet that has none') from error
-            raise SnapshotUnfit(f'{origin.parent} is gone, as Glance has deleted the image:'
+            raise SnapshotUnfit(f'{parent} is gone, as Glance has deleted the image:'
                                 f' {error}') from error
 
     @contextlib.contextmanager
-    def looked_at(self, snapshot_id: str, directory: str,
-                  check: Callable[[], None]) -> Iterator[Look]:
+    def looked_at(self, record: Record, directory: str,
+                  check: Callable[[], None]) -> Iterator[str]:
         """Give a file with the first bytes, and holes."""
-        with self._asking(), self._rbd.head(self._begun(snapshot_id), directory, check) as path:
-            yield Look(path, _FORMAT)
+        begun = self._begun(record.snapshot_id)
+        with self._asking(), self._rbd.head(begun, directory, check) as path:
+            yield path
 
-    def finish(self, snapshot_id: str) -> Stored:
+    def finish(self, record: Record, put: Callable[[Record], None]) -> str:
         """Give it its name, and the snapshot that Glance's store gives to all its images."""
-        final = self._final(snapshot_id)
+        final = self._final(record.snapshot_id)
         with self._asking():
-            with contextlib.suppress(RbdAbsent):
-                self._rbd.rename(self._begun(snapshot_id), final)
+            self._rbd.rename(self._begun(record.snapshot_id), final)
             self._rbd.freeze(final)
             fsid = self._rbd.fsid()
-        return Stored(url=f'rbd://{fsid}/{self._pool}/{snapshot_id}/{snapshotcommands.SNAPSHOT}')
+        return f'rbd://{fsid}/{self._pool}/{final.name}/{places.SNAPSHOT}'
 
-    def settled(self, snapshot_id: str) -> None:
+    def settled(self, record: Record, until: float) -> bool:
         """Nothing is left to be done: what is under way has another name."""
+        return True
 
-    def discard(self, snapshot_id: str) -> bool:
+    def discard(self, record: Record) -> bool:
         """Remove what is under either name."""
         with self._asking():
-            gone = self._rbd.remove(self._begun(snapshot_id))
-            final = self._final(snapshot_id)
+            gone = self._rbd.remove(self._begun(record.snapshot_id))
+            final = self._final(record.snapshot_id)
             with contextlib.suppress(RbdAbsent):
                 self._rbd.thaw(final)
                 gone = self._rbd.remove(final) and gone
@@ -145,10 +139,6 @@ class RbdSnapshots:
                 if name.startswith(_BEGUN):
                     found.append(naming.canonical_image_id(name.removeprefix(_BEGUN)))
         return found
-
-    def finished(self) -> list[str]:
-        """Return none: what is finished has an image's name."""
-        return []
 
     def tidy(self) -> None:
         """Have copies made and removed; purge what Glance deleted while it had children."""

@@ -18,14 +18,14 @@ from glance_bootcache.db.models import SnapshotRow
 class Stage(enum.Enum):
     """How far a snapshot is."""
 
+    # Its host sends it, or nobody goes on with it: then it is removed unless Glance has it.
     BEGUN = 'begun'
     # Glance can have it, and Nova was told where it is.
     FINISHED = 'finished'
-    # It is being given to Glance.
-    UPLOADING = 'uploading'
     # To be removed: nobody was told where it is.
     DOOMED = 'doomed'
-    # To be removed unless Glance has it: Nova was told where it is.
+    # It is uploaded, or nobody goes on with it and Nova was told where it is: removed unless Glance
+    # has it.
     WITHDRAWN = 'withdrawn'
 
 
@@ -33,47 +33,56 @@ class Stage(enum.Enum):
 class Record:
     """A snapshot under way.
 
-    :ivar snapshot_id: the image that it becomes.
-    :ivar store: name of the store that makes it.
-    :ivar host: that sends it.
-    :ivar export: its name at exporters; cannot be guessed.
+    :ivar snapshot_id: the image that it becomes, as a canonical UUID.
+    :ivar store: name of the store that makes it; empty until one is chosen.
+    :ivar host: that sends it; empty if nobody knows.
+    :ivar export: its name at exporters, which cannot be guessed; empty if it has none.
     :ivar stage: how far it is.
     :ivar since: when it came there, in seconds since the epoch.
+    :ivar base: path of the base that it is made of.
+    :ivar disk_format: of the base, and of the image that it becomes; empty if it is not known.
+    :ivar work: path of the file that becomes the image; empty in Ceph.
+    :ivar glance_store: Glance's name of the store that registers that file; empty if none does.
+    :ivar file: that was put into that store, as ``placing.named`` has it; empty before.
     """
 
     snapshot_id: str
-    store: str
-    host: str
-    export: str
-    stage: Stage
-    since: float
+    store: str = ''
+    host: str = ''
+    export: str = ''
+    stage: Stage = Stage.BEGUN
+    since: float = 0.0
+    base: str = ''
+    disk_format: str = ''
+    work: str = ''
+    glance_store: str = ''
+    file: str = ''
 
 
 class Records:
-    """The records of this storage service; read once, and kept in memory.
+    """The records of this storage node; read once, and kept in memory.
 
+    :param node_id: of the node's row.
     :raises DatabaseAway: if they cannot be read.
     """
 
-    def __init__(self, database: Database):
-        self._database = database
+    def __init__(self, database: Database, node_id: int):
+        self._database, self._node_id = database, node_id
         # Held over a transaction, so that the last one in the database is the last one here: see
         # glance_bootcache/locks.py.
         self._writing = threading.Lock()
-        self._lock = threading.Lock()  # guards the dictionary
+        # Replaced as a whole with each change.
         self._records = {record.snapshot_id: record for record in database.read(
             lambda connection: [_record(row) for row in connection.execute(
-                sa.select(*SnapshotRow.__table__.columns))])}
+                sa.select(SnapshotRow.__table__).where(SnapshotRow.node_id == node_id))])}
 
     def all(self) -> list[Record]:
         """Return all of them."""
-        with self._lock:
-            return list(self._records.values())
+        return list(self._records.values())
 
     def get(self, snapshot_id: str) -> Record | None:
         """Return a snapshot's record, if it has one."""
-        with self._lock:
-            return self._records.get(snapshot_id)
+        return self._records.get(snapshot_id)
 
     def put(self, record: Record) -> None:
         """Write a record, in place of an earlier one of the same snapshot.
@@ -82,23 +91,25 @@ class Records:
         """
         with self._writing:
             self._database.write(lambda connection: upsert(connection, SnapshotRow, [
-                {**dataclasses.asdict(record), 'stage': record.stage.value}]))
-            with self._lock:
-                self._records[record.snapshot_id] = record
+                {**dataclasses.asdict(record), 'stage': record.stage.value,
+                 'node_id': self._node_id}]))
+            self._records = {**self._records, record.snapshot_id: record}
 
-    def drop(self, snapshot_id: str) -> None:
-        """Remove a record; there need not be one.
+    def drop(self, record: Record) -> None:
+        """Remove a record, unless there is another one of the same snapshot by now.
 
         :raises DatabaseAway: as of ``put``.
         """
         with self._writing:
-            if self.get(snapshot_id) is None:
+            if self.get(record.snapshot_id) != record:
                 return
             self._database.write(lambda connection: delete(
-                connection, SnapshotRow, [{'snapshot_id': snapshot_id}]))
-            with self._lock:
-                del self._records[snapshot_id]
+                connection, SnapshotRow, [{'snapshot_id': record.snapshot_id}]))
+            self._records = {snapshot_id: other for snapshot_id, other in self._records.items()
+                             if snapshot_id != record.snapshot_id}
 
 
 def _record(row: Any) -> Record:
-    return Record(**{**row._asdict(), 'stage': Stage(row.stage)})
+    columns = row._asdict()
+    del columns['node_id']
+    return Record(**{**columns, 'stage': Stage(row.stage)})

@@ -13,26 +13,20 @@ from bootcache import exception, properties
 from bootcache.ceph.rbd import HEAD
 from bootcache.manifest import Manifest
 from bootcache.rpc.messages import SnapshotProgress
-from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit, Stored
+from glance_bootcache.snapshots.records import Record
+from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit
 from glance_bootcache.snapshots.writing import SnapshotDaemon
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
 
-# Not an image's id: what is said of an image does not hold for what is being made.
-_EXPORT = 'snapshot'
-
-
-def new_export() -> str:
-    """Return a name that cannot be guessed."""
-    return f'{_EXPORT}-{secrets.token_hex(16)}'
-
 
 class Sending:
-    """The steps; whoever takes them keeps what is to be known of each snapshot.
+    """The steps; whoever takes them keeps the records.
 
     :param conf: configuration of the storage service.
     :param stores: where snapshots can be made, the one that is preferred first.
     :param directory: for what is looked at.
+    :ivar stores: the same, by name.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, stores: Sequence[SnapshotStore],
@@ -52,69 +46,71 @@ class Sending:
         for path in glob.glob(os.path.join(glob.escape(self._directory), f'{HEAD}*')):
             os.unlink(path)
 
-    def choose(self, base: Manifest) -> SnapshotStore:
-        """Return the store in which a base's snapshots are made.
+    def choose(self, base: Manifest) -> str:
+        """Return the name of the store in which a base's snapshots are made.
 
         :raises SnapshotUnfit: if there is none, with what each says.
         """
-        reasons = []
-        for store in self.stores.values():
-            reason = store.refusal(base)
-            if not reason:
-                return store
-            reasons.append(reason)
-        raise SnapshotUnfit('; '.join(reasons) or 'no store is configured for snapshots')
+        refusals = {name: store.refusal(base) for name, store in self.stores.items()}
+        for name, refusal in refusals.items():
+            if not refusal:
+                return name
+        raise SnapshotUnfit('; '.join(refusals.values()))
 
-    def begin(self, store: SnapshotStore, base: Manifest, snapshot_id: str, export: str,
-              virtual_bytes: int, certificate: str) -> SnapshotProgress:
+    def begin(self, record: Record, base: Manifest, virtual_bytes: int, certificate: str
+              ) -> tuple[Record, SnapshotProgress]:
         """Make a snapshot, and serve it to one host, to be written.
 
         :param certificate: as ``Exporters.know`` names the host's exporter.
-        :returns: what the host is told.
+        :returns: the record, with what has become known, and what the host is told.
         :raises BootcacheError: if that cannot be done; ``give_up`` removes what there is.
+        :raises OSError: likewise.
         """
-        writable = store.begin(base, snapshot_id, virtual_bytes)
-        node = self._daemon.open(export, writable.node)
-        place = self._exporters.lend(export, node, certificate)
-        return SnapshotProgress(
-            server=tuple(place['server']), tls=place['tls'], export=export,
-            disk_format=writable.disk_format, image_hash=base.made.base_hash,
+        record, node = self.stores[record.store].begin(record, base, virtual_bytes)
+        place = self._exporters.lend(record.export, self._daemon.open(record.export, node),
+                                     certificate)
+        return record, SnapshotProgress(
+            server=tuple(place['server']), tls=place['tls'], export=record.export,
+            disk_format=record.disk_format, image_hash=base.made.base_hash,
             base_export=base.made.base_export)
 
-    def finish(self, store: SnapshotStore, snapshot_id: str, export: str, virtual_bytes: int,
-               check: Callable[[], None]) -> Stored:
-        """Take a snapshot back from its host, and make it one that Glance can have.
+    def finish(self, record: Record, virtual_bytes: int, check: Callable[[], None],
+               put: Callable[[Record], None]) -> str:
+        """Take a snapshot back from its host, and make it an image that Glance can have.
 
         :param check: called several times a second; raises to give it up.
+        :param put: as of ``SnapshotStore.finish``, as is what this returns.
         :raises ImageRefused: if it is not to be opened as what it has to be.
         :raises BootcacheError: as of ``begin``.
+        :raises OSError: likewise.
         """
-        self._exporters.cut_off(export)
-        self._daemon.close(export)
-        with store.looked_at(snapshot_id, self._directory, check) as look:
-            found = inspection.inspect(look.path, look.disk_format, self._max_virtual_bytes)
+        store = self.stores[record.store]
+        self._exporters.cut_off(record.export)
+        self._daemon.close(record.export)
+        with store.looked_at(record, self._directory, check) as path:
+            found = inspection.inspect(path, record.disk_format, self._max_virtual_bytes)
         if found.virtual_bytes != virtual_bytes:
             raise exception.ImageRefused(
                 f'the snapshot has {found.virtual_bytes} bytes, not {virtual_bytes}')
-        return store.finish(snapshot_id)
+        return store.finish(record, put)
 
-    def give_up(self, store: SnapshotStore, snapshot_id: str, export: str) -> bool:
+    def give_up(self, record: Record) -> bool:
         """Remove a snapshot wherever it is, and whoever writes it.
 
-        :param export: empty of one that is finished for long.
         :returns: False if it has to be asked again.
         :raises BootcacheError: likewise, if something does not answer.
+        :raises OSError: likewise.
         """
         try:
-            self.end(export)
+            self.end(record.export)
         finally:
-            gone = store.discard(snapshot_id)
+            gone = self.stores[record.store].discard(record)
         return gone
 
     def end(self, export: str) -> None:
         """Have nobody write a snapshot any more.
 
-        :param export: as of ``give_up``.
+        :param export: empty of one that has none.
         :raises StorageDaemonError: if an exporter does not answer; there is nothing behind that
             export any more then.
         """
@@ -135,3 +131,11 @@ class Sending:
     def rest(self, is_idle: Callable[[], bool]) -> None:
         """End the daemon if nothing is under way, as ``SnapshotDaemon.rest`` has it."""
         self._daemon.rest(is_idle)
+
+
+def new_export() -> str:
+    """Return a name that cannot be guessed.
+
+    Not an image's id: what is said of an image does not hold for what is being made.
+    """
+    return f'snapshot-{secrets.token_hex(16)}'

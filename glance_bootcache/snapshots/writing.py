@@ -41,7 +41,7 @@ class SnapshotDaemon:
         :returns: the node by which it is written, without its name.
         :raises StorageDaemonError: if it cannot be opened.
         """
-        name = self._node_name(export)
+        name = naming.node_name('w', export)
         with self._daemon.monitor.alone():
             self._daemon.ensure_running()
             self._daemon.add_nodes({**node, 'node-name': name, 'read-only': False})
@@ -59,7 +59,7 @@ class SnapshotDaemon:
 
         :raises StorageDaemonError: if that is not known; it is closed then all the same.
         """
-        name = self._node_name(export)
+        name = naming.node_name('w', export)
         with self._daemon.monitor.alone():
             if not self.runs:
                 raise exception.StorageDaemonError(f'{_NAME}: the daemon has ended meanwhile')
@@ -94,7 +94,3 @@ class SnapshotDaemon:
         with self._daemon.monitor.alone():
             if is_idle():
                 self._daemon.stop(_END_SECONDS)
-
-    @staticmethod
-    def _node_name(export: str) -> str:
-        return naming.node_name('w', export)

@@ -13,6 +13,8 @@ read took 23 ms.
 """
 
 import contextlib
+import dataclasses
+import math
 import os
 import threading
 import time
@@ -25,11 +27,11 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import errorlog, exception, naming, steps
 from bootcache.cacheimage import Base
-from bootcache.difference import CacheDifference
-from bootcache.manifest import Manifest
+from bootcache.manifest import CacheDifference, Manifest
 from bootcache.monitor import Session
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.util.backoff import CircuitBreaker
+from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage import admission
 from glance_bootcache.storage.clients import Client
@@ -37,9 +39,16 @@ from glance_bootcache.storage.clients import Client
 LOG = logging.getLogger(__name__)
 
 
-def of_base(manifest: Manifest) -> set[str]:
-    """Return the names of the exports that are read from an image's base file, or its clone."""
-    return {manifest.made.base_export, naming.export_name(naming.EXPORT_STORED, manifest.image_id)}
+def of_base(manifest: Manifest) -> dict[str, str]:
+    """Return the exports that are read from an image's base file, or its clone, with their nodes.
+
+    A base that is got again has other nodes: an export that a host is connected to stays on the
+    file or clone of before.
+    """
+    file = f'{manifest.image_id} {manifest.made.base_path}'
+    return {manifest.made.base_export: naming.node_name('b', file),
+            naming.export_name(naming.EXPORT_STORED, manifest.image_id):
+                naming.node_name('s', file)}
 
 
 def cache_export_name(manifest: Manifest) -> str:
@@ -48,16 +57,6 @@ def cache_export_name(manifest: Manifest) -> str:
     # A new cache image gets a new name: who fetches the old one meanwhile gets all of it.
     return (naming.export_name(naming.EXPORT_CACHE, manifest.image_id)
             + f'-{manifest.made.cache_image.sha256[:16]}')
-
-
-def described(manifest: Manifest) -> dict[str, Any]:
-    """Return what compute hosts are told of what is served of an image: see ``plan_boot``."""
-    told: dict[str, Any] = {'virtual_bytes': manifest.made.virtual_bytes,
-                            'base_export': manifest.made.base_export}
-    if manifest.made.cache_image is not None:
-        told['cache_export'] = cache_export_name(manifest)
-        told['cache_image'] = manifest.made.cache_image.to_dict()
-    return told
 
 
 def difference_export(manifest: Manifest, difference: CacheDifference) -> str:
@@ -77,61 +76,7 @@ def is_base(export: str) -> bool:
 
 
 # The node of a cache image's file is one or the other, in turn.
-FILE_NODES = ('f', 'm')
-
-
-def _files(session: Session) -> dict[str, str]:
-    return {node['node-name']: node['file'] for node in
-            session.execute('query-named-block-nodes', flat=True)}
-
-
-def places(session: Session) -> dict[str, str]:
-    """Return the files from which a daemon serves cache images now, by their exports.
-
-    :raises StorageDaemonError: if it does not answer.
-    """
-    files = _files(session)
-    return {entry['id']: files[entry['node-name']]
-            for entry in session.execute('query-block-exports')
-            if entry['id'].startswith(f'{naming.EXPORT_CACHE}-') and entry['node-name'] in files}
-
-
-def switch(session: Session, top: str, path: str) -> None:
-    """Have an export's node read from another file of the same bytes from now on.
-
-    :param top: the node.
-    :param path: of the file.
-    :raises StorageDaemonError: if the daemon refuses; it then reads the file that it did.
-    """
-    nodes = _files(session)
-
-    def remove(names: set[str]) -> set[str]:
-        for name in names & set(nodes):
-            # The one in use is refused.
-            with contextlib.suppress(exception.StorageDaemonError):
-                session.execute('blockdev-del', node_name=name)
-                del nodes[name]
-        return names - set(nodes)
-
-    # Of two, one may be what a crash between two steps left.
-    names = {f'{top}{kind}' for kind in FILE_NODES}
-    free = remove(names)
-    if nodes.get(top) == path:
-        return
-    if not free:
-        raise exception.StorageDaemonError(
-            f'exporter: the nodes of {top} are in use; it stays on {nodes.get(top)}')
-    below = min(free)
-    session.execute('blockdev-add', driver='file', node_name=below, filename=path, read_only=True)
-    nodes[below] = path
-    try:
-        session.execute('blockdev-reopen', options=[
-            {'driver': 'raw', 'node-name': top, 'read-only': True, 'file': below}])
-    finally:
-        # The old one, or where it was refused the new one.
-        remove(names)
-
-
+_FILE_NODES = ('f', 'm')
 # For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds:
 # upkeep asks for each image, and a file system of the network may hang.
 _PATIENCE_SECONDS, _SILENCE_SECONDS = 10, 10
@@ -160,8 +105,11 @@ class Exporter:
             breaker=CircuitBreaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
             trace=errorlog.traced_apart(group.run_dir, name))
         self._daemon.monitor.before_change = clones.check_changes
-        self._admission = admission.KeptAdmission(self._daemon, admitted, only is not None)
-        self._reached = {'tls': admitted is not None, 'server': [
+        # Has the daemon for a thread; StorageDaemonBusy if another one has it for too long.
+        self._alone = self._daemon.monitor.alone
+        self._admitted = admitted
+        self._throttle = LogThrottle(LOG)
+        self._reached: dict[str, Any] = {'tls': admitted is not None, 'server': [
             group.advertise_host or group.export_host,
             port if only else group.advertise_port or port]}
         # What the daemon of this process id serves: exports, with their nodes. Changed by who has
@@ -180,13 +128,6 @@ class Exporter:
         # Entered by who has the monitor alone.
         self._leaving: dict[str, threading.Event] = {}
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
-        """Have the daemon for this thread.
-
-        :raises StorageDaemonBusy: if another one has it for longer than this one waits.
-        """
-        return self._daemon.monitor.alone()
-
     def start(self) -> bool:
         """Adopt or start the daemon, and look what it serves.
 
@@ -197,7 +138,7 @@ class Exporter:
         :raises StorageDaemonError: if it does not come up.
         """
         with self._alone():
-            self._admission.keep()
+            self._end_other()
             started = self._daemon.ensure_running()
             self._look()
         return started
@@ -214,7 +155,11 @@ class Exporter:
                 return ()
             with self._daemon.session():
                 served = tuple(self._look())
-                return served if self._admission.keep() else ()
+                return served if self._end_other() else ()
+
+    def _end_other(self) -> bool:
+        return admission.end_other(self._daemon, self._admitted, bool(self.certificate),
+                                   self._throttle)
 
     @property
     def runs(self) -> bool:
@@ -232,9 +177,9 @@ class Exporter:
         return not self.runs or self._served_by == self._daemon.pid()
 
     @property
-    def served(self) -> Collection[str]:
-        """The names of the exports that the daemon serves, as far as it has told."""
-        return list(self._served) if self.runs else ()
+    def served(self) -> dict[str, str]:
+        """The exports that the daemon serves, with their nodes, as far as it has told."""
+        return dict(self._served) if self.runs else {}
 
     def may_serve(self, image_id: str) -> bool:
         """Tell whether an image, or an export, may be served if the daemon runs.
@@ -244,11 +189,10 @@ class Exporter:
         """
         return self._looked_at is None or any(image_id in export for export in list(self._served))
 
-    def end_unused(self, idle: float) -> bool:
+    def end_unused(self, idle: float) -> None:
         """End a daemon that serves nothing, and was not asked for anything in a while.
 
         :param idle: seconds.
-        :returns: whether it was ended.
         :raises StorageDaemonError: if it does not answer.
         """
         before = time.monotonic() - idle
@@ -258,16 +202,18 @@ class Exporter:
 
         # Of one of which it is not known ``adopt`` finds out.
         if not self.is_known or (self.runs and is_used()):
-            return False
+            return
         with self._alone():
             ran = self.runs
-            if ran:
-                self._look()
-            if not ran or not is_used():
-                self._daemon.stop()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._daemon.pid_path)  # Of one that crashed: nobody starts it anew.
-            return ran and not self.runs
+            if ran and (self._look() or is_used()):
+                return
+            self._daemon.stop()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._daemon.pid_path)  # Of one that crashed: nobody starts it anew.
+        if ran:
+            LOG.info('exporter: nobody reads by that of %s any more, and its port is closed',
+                     f'{self.certificate} at {self._reached["server"][1]}' if self.certificate
+                     else 'all hosts')
 
     def _look(self) -> dict[str, str]:
         """Ask the daemon what it serves; by who has it alone."""
@@ -277,14 +223,11 @@ class Exporter:
         self._served_by = self._looked_at = pid
         return self._served
 
-    def _is_served(self, *exports: str) -> bool:
-        """Tell whether the daemon that runs serves these, without asking it."""
-        now = time.monotonic()
-        for export in exports:
-            self._asked_at[export] = now
+    def _is_served(self, export: str) -> bool:
+        """Tell whether the daemon that runs serves an export, without asking it."""
+        self._asked_at[export] = time.monotonic()
         pid = self._daemon.pid()
-        return pid is not None and pid == self._served_by \
-            and all(export in self._served for export in exports)
+        return pid is not None and pid == self._served_by and export in self._served
 
     def _exports(self) -> dict[str, str]:
         """Return what the daemon serves; by who has it alone."""
@@ -307,63 +250,58 @@ class Exporter:
 
     def describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return what a compute host needs to reach an image: see PlanBoot."""
-        return {**self._reached, **described(manifest)}
+        told = {**self._reached, 'virtual_bytes': manifest.made.virtual_bytes,
+                'base_export': manifest.made.base_export}
+        if manifest.made.cache_image is not None:
+            told.update(cache_export=cache_export_name(manifest),
+                        cache_image=dataclasses.asdict(manifest.made.cache_image))
+        return told
 
-    def ensure(self, manifest: Manifest, cache_path: str | None) -> None:
+    def ensure(self, manifest: Manifest, cache_path: str | None) -> bool:
         """Serve an image's base, and the bytes of its cache image if there is one.
 
         :param cache_path: of the cache image's file, see ``StorageTiers.path``; one that is served
             already stays where it is.
+        :returns: whether the base is read from where the manifest has it.
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
-        base_export = manifest.made.base_export
-        has_cache = cache_path is not None and manifest.made.cache_image is not None
-        wanted = (base_export, cache_export_name(manifest)) if has_cache else (base_export,)
-        if self._is_served(*wanted):
-            return
-        base: Base | None = None
-        while True:
-            if base is None and base_export not in self._served:
-                base = self._clones.base(manifest)  # Nobody waits where Ceph may be asked.
-            with self._alone():
-                leaving = self._leaving.get(wanted[-1]) if has_cache else None
-                if leaving is None and self._ensure(manifest, cache_path, base):
-                    return
-            # Its file is being removed, or is not after all: that takes milliseconds.
-            if leaving is not None and not leaving.wait(_PATIENCE_SECONDS):
-                raise exception.StorageDaemonBusy(
-                    f'exporter: the cache image of {manifest.image_id} is being removed')
-
-    def _ensure(self, manifest: Manifest, cache_path: str | None, base: Base | None) -> bool:
-        base_export = manifest.made.base_export
-        if manifest.image_id in self._suspended:
-            raise exception.StorageDaemonError(
-                f'exporter: the base of {manifest.image_id} cannot be read in a place; all of it is'
-                ' being read to know more')
-        exports = self._exports()
-        if base_export not in exports:
-            if base is None:
-                return False  # The daemon is a new one.
-            self._add(base_export, base.nodes(naming.node_name('b', manifest.image_id)))
-        if cache_path is None or manifest.made.cache_image is None:
-            return True
-        cache_export = cache_export_name(manifest)
-        if cache_export not in exports:
-            self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
-                naming.node_name('c', cache_export)))
-            self._retire(manifest.image_id, keep=cache_export, keep_bases=True)
-        return True
+        base = manifest.made.base_export
+        node = of_base(manifest)[base]
+        self.ensure_file(base, lambda: self._clones.base(manifest), node)
+        if cache_path is not None and manifest.made.cache_image is not None:
+            cache, export = Base(cache_path, 'raw', 0), cache_export_name(manifest)
+            self.ensure_file(export, lambda: cache, naming.node_name('c', export))
+        return self._served.get(base) == node
 
     def ensure_file(self, export: str, file: Callable[[], Base], node: str) -> None:
         """Serve a file under a name; ``file`` tells which, if it is not served, ``node`` its node.
 
         :raises StorageDaemonError: if the daemon refuses, or the file is gone.
         """
-        if not self._is_served(export):
-            served = file()
+        if self._is_served(export):
+            return
+        image_id, served = naming.image_of(export), None
+        while True:
+            if served is None and export not in self._served:
+                served = file()  # Nobody waits where Ceph may be asked.
             with self._alone():
-                if export not in self._exports():
-                    self._add(export, served.nodes(node))
+                leaving = self._leaving.get(export)
+                if leaving is None:
+                    if image_id in self._suspended:
+                        raise exception.StorageDaemonError(
+                            f'exporter: the base of {image_id} cannot be read in a place; all of it'
+                            ' is being read to know more')
+                    if export in self._exports():
+                        return
+                    if served is not None:
+                        self._add(export, served.nodes(node))
+                        if export.startswith(f'{naming.EXPORT_CACHE}-'):
+                            self._retire(image_id, keep=export, keep_bases=True)
+                        return
+                    continue  # The daemon is a new one.
+            # Its file is being removed, or is not after all: that takes milliseconds.
+            if not leaving.wait(_PATIENCE_SECONDS):
+                raise exception.StorageDaemonBusy(f'exporter: {export} is being removed')
 
     def switch_cache(self, manifest: Manifest, path: str) -> None:
         """Serve a cache image from another file of the same bytes from now on, if it is served.
@@ -375,10 +313,37 @@ class Exporter:
         """
         export = cache_export_name(manifest)
         with self._alone():
-            top = self._daemon.exports().get(export) if self._runs() else None
-            if top is not None:
+            if self._runs():
                 with self._daemon.session() as session:
-                    switch(session, top, path)
+                    top = self._daemon.exports().get(export)
+                    if top is not None:
+                        self._switch(session, top, path)
+
+    def _switch(self, session: Session, top: str, path: str) -> None:
+        # Of two, one may be what a crash between two steps left.
+        self._remove_unused(top)
+        files = self._daemon.node_files()
+        if files[top] == path:
+            return
+        free = {f'{top}{kind}' for kind in _FILE_NODES} - set(files)
+        if not free:
+            raise exception.StorageDaemonError(
+                f'exporter: the nodes of {top} are in use; it stays on {files[top]}')
+        below = min(free)
+        self._daemon.add_nodes({'driver': 'file', 'node-name': below, 'filename': path,
+                                'read-only': True})
+        try:
+            session.execute('blockdev-reopen', options=[
+                {'driver': 'raw', 'node-name': top, 'read-only': True, 'file': below}])
+        finally:
+            # The old one, or where it was refused the new one.
+            self._remove_unused(top)
+
+    def _remove_unused(self, top: str) -> None:
+        """Remove the nodes of files below an export's node; the one in use is refused."""
+        for name in {f'{top}{kind}' for kind in _FILE_NODES} & self._daemon.nodes():
+            with contextlib.suppress(exception.StorageDaemonError):
+                self._daemon.remove_nodes(name)
 
     def cache_places(self) -> dict[str, str]:
         """Return the files from which the daemon serves cache images now, by their exports.
@@ -386,7 +351,11 @@ class Exporter:
         :raises StorageDaemonError: if the daemon does not answer.
         """
         with self._daemon.session() as session:
-            return places(session)
+            files = self._daemon.node_files()
+            return {entry['id']: files[entry['node-name']]
+                    for entry in session.execute('query-block-exports')
+                    if entry['id'].startswith(f'{naming.EXPORT_CACHE}-')
+                    and entry['node-name'] in files}
 
     @contextlib.contextmanager
     def withdrawn(self, manifest: Manifest) -> Iterator[bool]:
@@ -449,14 +418,12 @@ class Exporter:
                     LOG.info('image %s: its %s is not served until it is asked for',
                              naming.image_of(export), export.partition('-')[0])
 
-    def _remove(self, export: str, disconnect: bool,
-                unless_asked_since: float | None = None) -> bool:
+    def _remove(self, export: str, disconnect: bool, unless_asked_since: float = math.inf) -> bool:
         """Serve an export no more that is served; return whether it and its nodes are gone."""
         node, gone = self._served.pop(export), False
         try:
             # Who asks from now on does not find it, and waits for the monitor.
-            gone = (unless_asked_since is None
-                    or self._asked_at.get(export, 0.0) <= unless_asked_since) \
+            gone = self._asked_at.get(export, 0.0) <= unless_asked_since \
                 and self._daemon.remove_export(export, disconnect=disconnect)
         except exception.StorageDaemonError:
             self._served_by = None
@@ -490,9 +457,9 @@ class Exporter:
         except exception.StorageDaemonError:
             # It may be another daemon than the one that is remembered, or come to it yet.
             self._served_by = None
-            self._served[export] = top
             raise
-        self._served[export] = top
+        finally:
+            self._served[export] = top
 
     @property
     def log_path(self) -> str:
@@ -510,7 +477,7 @@ class Exporter:
 
     def _remove_tree(self, top: str) -> None:
         present = self._daemon.nodes()
-        names = (top, *(f'{top}{kind}' for kind in FILE_NODES))
+        names = (top, *(f'{top}{kind}' for kind in _FILE_NODES))
         self._daemon.remove_nodes(*(name for name in names if name in present))
 
     def retire(self, image_id: str, with_base: bool) -> bool:

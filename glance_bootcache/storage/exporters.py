@@ -6,7 +6,6 @@ nothing new, whatever is not known of a host: it ends when nobody reads what it 
 """
 
 import contextlib
-import functools
 import glob
 import heapq
 import operator
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -23,17 +22,19 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from bootcache.cacheimage import Base
-from bootcache.difference import CacheDifference
-from bootcache.manifest import Manifest
+from bootcache.manifest import CacheDifference, Manifest
 from bootcache.quoting import quoted
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.ceph.opening import OpenClones
-from glance_bootcache.storage import admission, clients, exporter
+from glance_bootcache.storage import admission, clients, exporter, servedexports, serving
 from glance_bootcache.storage.clients import Client, Clients
 from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.servedexports import ServedExports, ServedImage
 
 LOG = logging.getLogger(__name__)
+
+T = TypeVar('T')
 
 # Stands for the one of all hosts, in place of the name in a certificate.
 COMMON = ''
@@ -53,7 +54,8 @@ class Exporters:
     :ivar common: the one of all hosts; with ``export_ports`` it only ends.
 
     :param conf: configuration of the storage service, checked.
-    :param path: of the file that tells which host has which port.
+    :param path: of the file that tells which host has which port; beside it is the one that tells
+        what is served.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, path: str):
@@ -70,7 +72,9 @@ class Exporters:
         self._has_own = bool(ports)
         self._names = tuple(group.tls_client_names)
         self._clients = Clients(path, ports)
+        self._served = ServedExports(servedexports.path_beside(path))
         self._throttle = LogThrottle(LOG)
+        self._saving = threading.Lock()  # what is served is read and written by one at a time
         self._lock = threading.Lock()  # guards the dictionary
         self._own: dict[Client, Exporter] = {}
         # Certificates whose hosts have asked since their exporter was looked at; steps are atomic.
@@ -112,18 +116,17 @@ class Exporters:
                 ' [bootcache]export_ports; its host gets one when it asks')
         return self._exporter_of(client)
 
-    def _all_own(self) -> list[Exporter]:
+    def _every(self) -> list[Exporter]:
         with self._lock:
-            return list(self._own.values())
+            return [*self._own.values(), self.common]
 
     def _serving(self, image_id: str = '') -> list[Exporter]:
         """Return those that may serve something.
 
         :param image_id: of that image, or that export; empty for any.
         """
-        return [each for each in self._all_own()
-                if (not image_id or each.may_serve(image_id)) and each.runs] \
-            + [self.common] * (not self._has_own or self.common.runs)
+        return [each for each in self._every() if (each is self.common and not self._has_own)
+                or ((not image_id or each.may_serve(image_id)) and each.runs)]
 
     def check(self) -> None:
         """Check that exporters answer: the one of all hosts, or those of single hosts that run.
@@ -138,16 +141,16 @@ class Exporters:
                 ' glance-bootcache')
 
     @staticmethod
-    def _all(steps: Iterable[Callable[[], bool | None]]) -> bool:
+    def _all(those: Iterable[T], step: Callable[[T], bool | None]) -> bool:
         """Take a step with each exporter: one that hangs keeps nobody from it but itself.
 
         :returns: whether all have said so.
         :raises StorageDaemonError: of the last that failed, when all others are done.
         """
         failed, whole = None, True
-        for step in steps:
+        for each in those:
             try:
-                whole = bool(step()) and whole
+                whole = bool(step(each)) and whole
             except exception.StorageDaemonError as error:
                 failed = error
         if failed is not None:
@@ -235,18 +238,54 @@ class Exporters:
         self._end_unknown()
         return not self._has_own and self.common.start()
 
+    def save_served(self) -> None:
+        """Write ``exports.json``, if what is served has changed."""
+        # One that has just ended serves again what it served.
+        if self._has_own or self.common.runs:
+            with self._saving:
+                self._served.write({each.certificate: set(each.served) if each.has_told else None
+                                    for each in self._every()})
+
+    def start_as_before(self) -> None:
+        """Have the daemons run, and serve what ``exports.json`` says; called again and again, as
+        one may end, and what could not be served may be there by then.
+
+        :raises StorageDaemonError: as of ``start``.
+        """
+        self.start(self.serve_as_before)
+        self.serve_as_before()
+
+    def serve_as_before(self, exports: Collection[str] | None = None,
+                        certificate: str = COMMON) -> None:
+        """Serve what ``exports.json`` says was served; what fails is logged.
+
+        :param exports: of images of which one of these was served; None for all images.
+        :param certificate: to whom, where there are such exports.
+        """
+        for image in self._served.images():
+            whose = [client for client in image.clients
+                     if not self._has_own or self._clients.find(client) is not None] \
+                if exports is None else [certificate] * (image.base_export in exports)
+            if whose:
+                self._serve_as_before(image, whose)
+
+    def _serve_as_before(self, image: ServedImage, whose: Collection[str]) -> None:
+        serving.serve(image.manifest(), lambda manifest: self.ensure(
+            manifest, image.cache_path, whose))
+
     def _due(self) -> list[Exporter]:
         """Return the exporters that are to be looked at in a round, in this order."""
         unknown: list[Exporter] = []
         asked: list[Exporter] = []
         others: list[Exporter] = []
-        for each in self._all_own():
-            (unknown if not each.is_known else asked if each.certificate in self._asked
-             else others).append(each)
+        for each in self._every():
+            if each is self.common and not self._has_own:
+                continue
+            (unknown if not each.is_known or each is self.common
+             else asked if each.certificate in self._asked else others).append(each)
         adopted_at = operator.attrgetter('adopted_at')
         return sorted((*unknown, *heapq.nsmallest(MOST_LOOKS, asked, adopted_at),
-                       *heapq.nsmallest(MOST_LOOKS, others, adopted_at),
-                       *[self.common] * self._has_own), key=adopted_at)
+                       *heapq.nsmallest(MOST_LOOKS, others, adopted_at)), key=adopted_at)
 
     def _end_unknown(self) -> None:
         """End exporters of hosts that are not known, and remove their files.
@@ -289,17 +328,9 @@ class Exporters:
         :param idle: seconds for which nobody has asked.
         :raises StorageDaemonError: if one does not answer.
         """
-        def end(each: Exporter, whose: str) -> None:
-            if each.end_unused(idle):
-                LOG.info('exporter: nobody reads by that of %s any more, and its port is closed',
-                         whose)
-
-        with self._lock:
-            own = list(self._own.items())
         try:
-            self._all([functools.partial(end, each, f'{client.certificate} at {client.port}')
-                       for client, each in own] + [functools.partial(
-                           end, self.common, 'all hosts')] * (self._has_own and self.common.runs))
+            self._all((each for each in self._every() if self._has_own or each is not self.common),
+                      lambda each: each.end_unused(idle))
         finally:
             self._clients.drop(self._runs)
             self._save()
@@ -307,17 +338,17 @@ class Exporters:
     @property
     def runs(self) -> bool:
         """Whether any of them does."""
-        return any(each.runs for each in (*self._all_own(), self.common))
+        return any(each.runs for each in self._every())
 
     @property
     def log_paths(self) -> list[str]:
         """The paths of their logs; there need not be any."""
-        return [each.log_path for each in (*self._all_own(), self.common)]
+        return [each.log_path for each in self._every()]
 
     def may_serve(self, log_path: str, export: str) -> bool:
         """Tell whether the exporter of a log may serve an export, without asking it."""
         return any(each.log_path == log_path and each.may_serve(export)
-                   for each in (*self._all_own(), self.common))
+                   for each in self._every())
 
     # Images.
 
@@ -333,9 +364,11 @@ class Exporters:
             hosts have exporters of their own for none before it asks.
         :raises StorageDaemonError: if a daemon refuses.
         """
-        self._all(functools.partial(self._of(certificate).ensure, manifest, cache_path)
-                  for certificate in (self.of_hosts(()) if certificates is None
-                                      else certificates))
+        is_read = self._all(self.of_hosts(()) if certificates is None else certificates,
+                            lambda certificate: self._of(certificate).ensure(manifest, cache_path))
+        # The row of an older state of the database may have what is not there any more.
+        if is_read or os.path.exists(manifest.made.base_path):
+            self._served.record(manifest, cache_path)
 
     def ensure_stored(self, manifest: Manifest, certificate: str = COMMON) -> str:
         """Serve the bytes of an image's stored file, whatever its format.
@@ -350,7 +383,7 @@ class Exporters:
             raise exception.StorageDaemonError(
                 f'exporter: image {manifest.image_id} has no stored file here; build it again')
         self._of(certificate).ensure_file(export, lambda: self._clones.base(manifest, 'raw'),
-                                          naming.node_name('s', manifest.image_id))
+                                          exporter.of_base(manifest)[export])
         return export
 
     def ensure_difference(self, manifest: Manifest, difference: CacheDifference, path: str,
@@ -372,8 +405,8 @@ class Exporters:
 
     def switch_cache(self, manifest: Manifest, path: str) -> None:
         """Serve a cache image from another file of the same bytes: ``Exporter.switch_cache``."""
-        self._all(functools.partial(each.switch_cache, manifest, path)
-                  for each in self._serving(manifest.image_id))
+        self._all(self._serving(manifest.image_id),
+                  lambda each: each.switch_cache(manifest, path))
 
     def cache_places(self) -> dict[str, set[str]]:
         """Return the files from which cache images are served now, by their exports.
@@ -397,7 +430,7 @@ class Exporters:
         """Stop serving a cache image to anybody within the block: see ``Exporter.withdrawn``."""
         with contextlib.ExitStack() as stack:
             yield all(stack.enter_context(each.withdrawn(manifest))
-                      for each in (self.common, *self._all_own()))
+                      for each in self._every())
 
     def withdraw_idle(self, needed_by: Mapping[str, Collection[str]], idle: float) -> None:
         """Serve images no more to those who have not asked for them in a while, nor need them.
@@ -409,21 +442,18 @@ class Exporters:
         :param idle: seconds.
         :raises StorageDaemonError: if a daemon does not answer.
         """
-        def is_unneeded(certificate: str, image_id: str) -> bool:
-            return image_id in needed_by and certificate not in needed_by[image_id]
-
-        self._all(functools.partial(
-            each.withdraw_idle, functools.partial(is_unneeded, each.certificate), idle,
-            with_cache=self._has_own) for each in self._serving())
+        self._all(self._serving(), lambda each: each.withdraw_idle(
+            lambda image_id: image_id in needed_by
+            and each.certificate not in needed_by[image_id], idle, with_cache=self._has_own))
 
     def retire(self, image_id: str, with_base: bool) -> bool:
         """Stop serving an image: see ``Exporter.retire``."""
-        return self._all(functools.partial(each.retire, image_id, with_base)
-                         for each in self._serving(image_id)) and with_base
+        return self._all(self._serving(image_id),
+                         lambda each: each.retire(image_id, with_base)) and with_base
 
     def cut_off(self, export: str) -> None:
         """Stop serving an export that cannot be read: see ``Exporter.cut_off``."""
-        self._all(functools.partial(each.cut_off, export) for each in self._serving(export))
+        self._all(self._serving(export), lambda each: each.cut_off(export))
 
     def keep_open(self, manifests: Iterable[Manifest]) -> None:
         """Have those bases in Ceph open that any exporter serves, and no others.
@@ -432,21 +462,26 @@ class Exporters:
 
         :param manifests: all that there are.
         """
-        readers = [self.common, *self._all_own()]
+        readers = self._every()
         # What one serves that has not answered yet since this process runs is not known, nor what
         # one is to serve again that was just ended.
         may_end = all(each.has_told for each in readers) and all(
             look.done() for look in self._looks)
-        served = {export for each in readers for export in each.served}
-        self._clones.keep((manifest for manifest in manifests
-                           if not exporter.of_base(manifest).isdisjoint(served)), may_end)
+        served = {served for each in readers for served in each.served.items()}
+        known = {served: manifest for manifest in manifests
+                 for served in exporter.of_base(manifest).items()}
+        # What nothing here knows is of a row that the database does not have any more, or of before
+        # the base was got again.
+        may_end = may_end and all(each in known for each in served if exporter.is_base(each[0]))
+        self._clones.keep([known[each] for each in served & known.keys()], may_end)
 
     def untold(self) -> set[str]:
         """Return what names the exporters of hosts that run and have not told what they serve.
 
         One that hangs is among them: ``start`` looks at them, and nobody waits for that.
         """
-        return {each.certificate for each in self._all_own() if not each.is_known}
+        return {each.certificate for each in self._every()
+                if each is not self.common and not each.is_known}
 
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import sqlalchemy as sa
 
 from bootcache.manifest import Manifest
-from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.engine import Database
 from glance_bootcache.db.models import ImageRow
 from glance_bootcache.db.writer import RowChanges
 
@@ -28,8 +28,9 @@ class LastUses:
         self._lock = threading.Lock()  # guards what is below
         self._last: dict[str, float] = {image_id: when for image_id, when in database.read(
             lambda connection: connection.execute(
-                sa.select(ImageRow.image_id, ImageRow.last_used)).all())}
-        # Images of which the row is another one than that, or is to go.
+                sa.select(ImageRow.image_id, ImageRow.last_used).where(
+                    ImageRow.last_used.is_not(None))).all())}
+        # Images of which the row has another time than that.
         self._changed: set[str] = set()
         self._asked_at = -math.inf
 
@@ -61,7 +62,7 @@ class LastUses:
             gone = self._last.keys() - set(image_ids)
             for image_id in gone:
                 del self._last[image_id]
-            self._changed |= gone
+            self._changed -= gone
 
     def changes(self, at_once: bool) -> RowChanges | None:
         """Return what the writer has to write, once a minute.
@@ -73,7 +74,7 @@ class LastUses:
             if not self._changed or (not at_once and now - self._asked_at < _WRITE_SECONDS):
                 return None
             self._asked_at = now
-            uses = {image_id: self._last.get(image_id) for image_id in self._changed}
+            uses = {image_id: self._last[image_id] for image_id in self._changed}
 
         def written() -> None:
             with self._lock:
@@ -83,8 +84,10 @@ class LastUses:
         return RowChanges(lambda connection: _write(connection, uses), written)
 
 
-def _write(connection: sa.Connection, uses: dict[str, float | None]) -> None:
-    delete(connection, ImageRow, [{'image_id': image_id} for image_id, when in uses.items()
-                                  if when is None])
-    upsert(connection, ImageRow, [{'image_id': image_id, 'last_used': when}
-                                  for image_id, when in uses.items() if when is not None])
+def _write(connection: sa.Connection, uses: dict[str, float]) -> None:
+    if uses:
+        # The row of an image that was removed is not there any more.
+        connection.execute(
+            sa.update(ImageRow).where(ImageRow.image_id == sa.bindparam('image'))
+            .values(last_used=sa.bindparam('when')),
+            [{'image': image_id, 'when': when} for image_id, when in uses.items()])

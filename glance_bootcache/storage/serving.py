@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from oslo_log import log as logging
 
-from bootcache import exception
+from bootcache import exception, naming
 from bootcache.manifest import Manifest
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.availability import served
@@ -24,7 +24,7 @@ def serve(manifest: Manifest, ensure: Callable[[Manifest], None]) -> None:
     :param ensure: ``StorageTiers.serve``; at the start, when there are no tiers, the exporter's.
     """
     if not served(manifest.wished.availability).cache_image:
-        manifest = manifest.making(cache_image=None)
+        manifest = manifest.making(cache_image=None, difference=None)
     try:
         ensure(manifest)
     except exception.StorageDaemonBusy as error:
@@ -38,11 +38,14 @@ def serve(manifest: Manifest, ensure: Callable[[Manifest], None]) -> None:
                             manifest.image_id)
 
 
-def serve_again(manifests: Iterable[Manifest], exports: Iterable[str],
+def serve_again(known: Callable[[str], Manifest | None], exports: Iterable[str],
                 ensure: Callable[[Manifest], None]) -> None:
-    """Serve the images of exports that an exporter had which was ended."""
-    serve_all((manifest for manifest in manifests
-               if any(manifest.image_id in export for export in exports)), ensure)
+    """Serve the images of exports that an exporter had which was ended.
+
+    :param known: returns an image's manifest; None for what is no image.
+    """
+    found = map(known, {naming.image_of(export) for export in exports})
+    serve_all((manifest for manifest in found if manifest is not None), ensure)
 
 
 def serve_all(manifests: Iterable[Manifest], ensure: Callable[[Manifest], None]) -> None:

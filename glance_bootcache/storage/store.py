@@ -1,78 +1,91 @@
-"""The storage service's state on disk: one directory an image (doc/source/formats.rst)."""
+"""The images that the storage service knows: rows of the database, with one copy in memory."""
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import os
+import random
 import secrets
-import shutil
+import threading
+import time
+import zlib
 from collections.abc import Callable
+from typing import Any
 
+import cachetools
+import sqlalchemy as sa
+from oslo_db import exception as db_exception
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
-from bootcache import exception, naming, savefile, steps
-from bootcache.ceph import places
-from bootcache.difference import VERSION, CacheDifference
-from bootcache.locks import OrderedLock
+from bootcache import exception, naming, steps
+from bootcache.exception import DatabaseAway, DatabaseUnusable
 from bootcache.manifest import Manifest
-from bootcache.util.logthrottle import LogThrottle
 from bootcache.workingset import WorkingSet
-from glance_bootcache.locks import ServiceRank
+from glance_bootcache.db.engine import Database, delete, upsert
+from glance_bootcache.db.models import ImageRow, WorkingSetRow
+from glance_bootcache.storage import imagerows, nodefiles
+from glance_bootcache.storage.nodefiles import FileKind, NodeFiles
 
 LOG = logging.getLogger(__name__)
-_THROTTLE = LogThrottle(LOG)
 
-_MANIFEST = 'manifest.json'
-
-
-def _named(manifest: Manifest) -> set[str]:
-    """Return the names of a manifest's files; a base that lies elsewhere is not one of them."""
-    base = manifest.made.base_path
-    names = {os.path.basename(base)} if base and not places.is_clone(base) else set()
-    if manifest.made.working_set:
-        names.add(manifest.made.working_set.file)
-    if manifest.made.cache_image:
-        names.add(manifest.made.cache_image.file)
-        names.update(_difference_names(manifest.made.cache_image.file))
-    return names
+_STEMS = {FileKind.BASE: 'base', FileKind.CACHE_IMAGE: 'cache'}
+_MOST_TRIES = 20
+_PAUSE_SECONDS = 0.005
+_MOST_REMOVED = 10_000
 
 
-def _difference_names(cache_file: str) -> tuple[str, str]:
-    """Return the names of the difference that belongs to a cache image, and of its entry.
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """An image's row in memory.
 
-    They follow from its own name, which is used once: what has them is of no other cache image.
+    :ivar version: of the row.
     """
-    stem = cache_file.partition('.')[0]
-    return f'{stem}.difference', f'{stem}.difference.json'
+
+    version: int
+    manifest: Manifest
 
 
 class ImageStore:
-    """The images' directories below ``state_dir``.
+    """The images' rows, and their directories below ``state_dir``.
+
+    All rows are read at the start; what is read then is given from memory, and is replaced after
+    each commit.
 
     :param state_dir: made if missing.
-    :ivar lock: guards each read-decide-write of a manifest, and what has to agree with it: see
-        glance_bootcache/locks.py.
+    :param node_id: of this storage node's row.
+    :param may_remove: tells whether files may be removed now.
+    :ivar files: what was made on this node.
+    :raises DatabaseAway: if the rows cannot be read.
     """
 
-    def __init__(self, state_dir: str):
-        self._directory = state_dir
+    def __init__(self, state_dir: str, database: Database, node_id: int,
+                 may_remove: Callable[[], bool] = lambda: True):
+        self._directory, self._database, self._node_id = state_dir, database, node_id
         self._images = os.path.join(state_dir, 'images')
         os.makedirs(self._images, mode=0o750, exist_ok=True)
-        self.lock = OrderedLock(ServiceRank.STORE, 'the store\'s lock')
-        # What was read of each file, with which file that was: hosts' reports ask for hundreds of
-        # manifests each. No lock: each step is atomic, and what is read again does no harm.
-        self._read: dict[str, tuple[tuple[int, ...], Manifest | None]] = {}
+        self.files = NodeFiles(database, node_id, self._images, may_remove)
+        self._memory = threading.Lock()  # guards what follows, for steps in memory
+        self._held: dict[str, _Held] = {
+            row.image_id: _from_row(row) for row in database.read(
+                lambda connection: connection.execute(sa.select(ImageRow.__table__)).all())}
+        # Versions of rows that were removed: one of the same image begins after that, so that a
+        # change that was written before the removal is told from one that was after it.
+        self._removed: cachetools.LRUCache[str, int] = cachetools.LRUCache(_MOST_REMOVED)
+        # Images whose rows this process deletes, or has deleted where the answer was lost.
+        self._leaving: set[str] = set()
 
     def state_path(self, name: str) -> str:
         """Return the path of a file that is about no single image."""
         return os.path.join(self._directory, name)
 
     def directory(self, image_id: str) -> str:
-        """Return an image's directory.
+        """Return an image's directory, which need not be there.
 
         :raises ValueError: if the id is no UUID.
         """
-        return os.path.join(self._images, naming.canonical_image_id(image_id))
+        return self.files.directory(image_id)
 
     def path(self, image_id: str, name: str) -> str:
         """Return the path of a file of an image."""
@@ -83,209 +96,323 @@ class ImageStore:
         cache = manifest.made.cache_image
         return self.path(manifest.image_id, cache.file) if cache else None
 
+    def has_lost_base(self, manifest: Manifest) -> bool:
+        """Return whether an image's base of the service's own is not there any more: its disk was
+        lost, and the database was not."""
+        path = manifest.made.base_path
+        return os.path.dirname(path) == self.directory(manifest.image_id) \
+            and not os.path.exists(path)
+
     def difference_path(self, image_id: str, cache_file: str) -> str:
         """Return where the difference is, or would be, that belongs to a cache image.
 
         :param cache_file: name of the cache image's file.
         """
-        return self.path(image_id, _difference_names(cache_file)[0])
+        return self.path(image_id, nodefiles.difference_name(cache_file))
 
-    def save_difference(self, image_id: str, cache_file: str, difference: CacheDifference) -> None:
-        """Write the entry of a difference whose file is there: from now on it counts.
+    def retire_left(self) -> None:
+        """Have what an earlier process was making be removed; nothing may be in hand.
 
-        :param cache_file: name of the cache image's file.
-        :raises OSError: if it cannot be written.
+        :raises DatabaseAway: if the database does not answer.
         """
-        savefile.write_json(self.path(image_id, _difference_names(cache_file)[1]),
-                            {'version': VERSION, **difference.to_dict()})
+        self.files.retire_left()
+        mine = sa.select(ImageRow.image_id).where(ImageRow.node_id == self._node_id)
+        self._database.write(lambda connection: connection.execute(sa.delete(WorkingSetRow).where(
+            WorkingSetRow.image_id.in_(mine), _NOT_NAMED)))
+        self.remove_retired()
 
-    def drop_difference(self, image_id: str, cache_file: str) -> None:
-        """Remove the difference of a cache image that did not come to be, if there is one.
+    def remove_retired(self) -> None:
+        """Remove the files that are retiring, and directories of no image that are empty."""
+        self.files.remove_retired()
+        for image_id in set(self.files.images()) - self._held.keys():
+            with contextlib.suppress(OSError):
+                os.rmdir(self.directory(image_id))
 
-        :param cache_file: name of the cache image's file.
+    def begin_file(self, image_id: str, kind: FileKind, suffix: str) -> str:
+        """Write the row of a file that is about to be made; return its name, which is new.
+
+        :param suffix: the name's end, as ``.qcow2``.
+        :raises DatabaseAway: if the database does not answer.
+        :raises OSError: if the image's directory cannot be made.
         """
-        for name in reversed(_difference_names(cache_file)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path(image_id, name))
-
-    def load_difference(self, manifest: Manifest) -> CacheDifference | None:
-        """Return what is noted of the difference of an image's cache image; None without one."""
-        if manifest.made.cache_image is None:
-            return None
-        path = self.path(manifest.image_id, _difference_names(manifest.made.cache_image.file)[1])
-        try:
-            return savefile.read_json(path, VERSION, CacheDifference.from_dict)
-        except (OSError, ValueError) as error:
-            _THROTTLE.warning(path, 'image %s: its difference is not given out: %s: %s',
-                              manifest.image_id, path, error)
-            return None
-
-    def new_name(self, kind: str, suffix: str) -> str:
-        """Return a file name that was not used before, as ``cache-4f1c9d02.qcow2``."""
-        return f'{kind}-{secrets.token_hex(4)}{suffix}'
-
-    def load(self, image_id: str) -> Manifest | None:
-        """Return an image's manifest, or None if there is none that can be used.
-
-        A damaged one is logged and counts as none: everything in it can be made again.
-
-        :raises OSError: if it cannot be read, which says nothing of it.
-        """
-        path = self.path(image_id, _MANIFEST)
-        manifest = None
-        try:
-            file = savefile.identity(os.stat(path))
-            read = self._read.get(path)
-            if read is not None and read[0] == file:
-                return read[1]
-            manifest = Manifest.load(path)
-        except FileNotFoundError:
-            self._read.pop(path, None)
-            return None
-        except exception.InvalidManifest as error:
-            LOG.warning('image %s: %s; it is built again', image_id, error)
-        if savefile.signature(path) == file:
-            # Not replaced while it was read.
-            self._read[path] = file, manifest
-        return manifest
-
-    def is_damaged(self, image_id: str) -> bool:
-        """Tell whether an image has a manifest that cannot be used: nothing follows from it."""
-        return self.load(image_id) is None and os.path.exists(self.path(image_id, _MANIFEST))
-
-    def save(self, manifest: Manifest) -> None:
-        """Make a manifest the image's state, then remove the files that only the last one named.
-
-        What is being written meanwhile has no manifest that names it yet, and stays.
-
-        :raises OSError: if it cannot be written.
-        """
-        os.makedirs(self.directory(manifest.image_id), mode=0o750, exist_ok=True)
-        replaced = self.load(manifest.image_id)
-        manifest.save(self.path(manifest.image_id, _MANIFEST))
-        steps.reached('replace: written')
-        for name in _named(replaced) - _named(manifest) if replaced else ():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path(manifest.image_id, name))
-
-    def put(self, manifest: Manifest) -> Manifest:
-        """Save a manifest with the time of now, and return it so.
-
-        :raises OSError: if it cannot be written.
-        """
-        stamped = dataclasses.replace(
-            manifest, updated_at=timeutils.utcnow(with_timezone=True).isoformat(timespec='seconds'))
-        self.save(stamped)
-        return stamped
-
-    def add(self, manifest: Manifest) -> Manifest:
-        """Make an image known, unless it is already; return what is known of it.
-
-        :raises OSError: if it cannot be written.
-        """
-        with self.lock:
-            return self.load(manifest.image_id) or self.put(manifest)
-
-    def change(self, image_id: str, change: Callable[[Manifest], Manifest]) -> Manifest | None:
-        """Change an image's manifest, and return what it is then; None if there is none.
-
-        :param change: called under the lock; returns its argument to leave it as it is.
-        :raises OSError: if it cannot be written.
-        """
-        with self.lock:
-            manifest = self.load(image_id)
-            if manifest is None:
-                return None
-            changed = change(manifest)
-            return manifest if changed == manifest else self.put(changed)
-
-    def sweep(self, manifest: Manifest) -> None:
-        """Remove what a manifest does not name: left-overs of a crash. Nothing may be in hand."""
-        named = _named(manifest) | {_MANIFEST}
-        if manifest.made.cache_image is not None and self.load_difference(manifest) is None:
-            # It was not finished, and nothing would count it.
-            named.difference_update(_difference_names(manifest.made.cache_image.file))
-        directory = self.directory(manifest.image_id)
-        for name in os.listdir(directory):
-            if name not in named:
-                os.unlink(os.path.join(directory, name))
-
-    def sweep_forgotten(self) -> None:
-        """Remove what a crash left of images that were forgotten: directories without a manifest.
-
-        Before anything is in hand: a directory is made before its manifest is written.
-        """
-        for name in os.listdir(self._images):
-            with contextlib.suppress(ValueError, OSError):
-                if _MANIFEST not in os.listdir(self.directory(name)):
-                    LOG.info('image %s: its directory has no manifest, and is removed', name)
-                    shutil.rmtree(self.directory(name), ignore_errors=True)
-
-    def save_working_set(self, image_id: str, working_set: WorkingSet) -> str:
-        """Write a working set under a new name, and return the name.
-
-        It counts when a manifest names it.
-        """
-        name = self.new_name('working-set', '.json')
-        savefile.write_json(self.path(image_id, name), working_set.to_json())
+        name = f'{_STEMS[kind]}-{secrets.token_hex(4)}{suffix}'
+        self.files.begin(image_id, kind, name)
         return name
 
-    def drop_working_set(self, image_id: str, name: str) -> None:
-        """Remove a working set that has not come to be the image's.
+    # Reading: from memory.
 
-        :raises OSError: if the manifest cannot be read, or the file not be removed.
+    def load(self, image_id: str) -> Manifest | None:
+        """Return what is known of an image, None if nothing.
+
+        :raises ValueError: if the id is no UUID.
         """
-        manifest = self.load(image_id)
-        if manifest is None or manifest.made.working_set is None \
-                or manifest.made.working_set.file != name:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path(image_id, name))
-
-    def load_working_set(self, manifest: Manifest) -> WorkingSet | None:
-        """Return the working set that a manifest names, or None if there is none to be used."""
-        if manifest.made.working_set is None:
-            return None
-        try:
-            return WorkingSet.load(self.path(manifest.image_id, manifest.made.working_set.file))
-        except exception.InvalidWorkingSet as error:
-            LOG.warning('image %s: %s', manifest.image_id, error)
-            return None
-
-    def manifests(self) -> list[Manifest]:
-        """Return the manifests of all images, by id; of one that cannot be read what it was."""
-        found = map(self.known, sorted(os.listdir(self._images)))
-        return [manifest for manifest in found if manifest is not None]
+        held = self._held.get(naming.canonical_image_id(image_id))
+        return None if held is None else held.manifest
 
     def known(self, name: str) -> Manifest | None:
-        """Return an image's manifest; of one that cannot be read what it was; else None.
+        """Return what is known of an image, None if nothing, or if it is the name of none."""
+        held = self._held.get(name)
+        return None if held is None else held.manifest
 
-        :param name: its id; there is none of what is no UUID.
+    def manifests(self) -> list[Manifest]:
+        """Return what is known of all images, by id."""
+        held = self._held
+        return [held[image_id].manifest for image_id in sorted(held)]
+
+    # Writing: no lock is held over the database's transaction.
+
+    def add(self, manifest: Manifest) -> Manifest | None:
+        """Add an image; return what is known of it then, None if somebody else was faster.
+
+        :raises DatabaseAway: if it cannot be written.
         """
+        image_id = naming.canonical_image_id(manifest.image_id)
+        stamped = _stamped(imagerows.storable(manifest))
+        with self._memory:
+            version = self._removed.get(image_id, 0) + 1
+        values = {'node_id': self._node_id, 'term': 1, 'version': version,
+                  **imagerows.to_row(stamped)}
+
+        def insert(connection: sa.Connection) -> None:
+            connection.execute(sa.insert(ImageRow).values(values))
+            self.files.turn_over(connection, image_id,
+                                 nodefiles.named(stamped, self.directory(image_id)), ())
+
         try:
-            return self.load(name)
-        except ValueError:
+            self._database.write(insert)
+        except db_exception.DBDuplicateEntry:
+            self._read_again(image_id)
             return None
-        except OSError as error:
-            _THROTTLE.warning(name, 'image %s: its manifest cannot be read: %s', name, error)
-            return self._read.get(self.path(name, _MANIFEST), (None, None))[1]
+        self._remember(image_id, _Held(version, stamped))
+        return stamped
+
+    def change(self, image_id: str, change: Callable[[Manifest], Manifest]) -> Manifest | None:
+        """Change what is known of an image; return what that is then, None if there is nothing.
+
+        Files that only the image's row of before named are removed then. What is being made
+        meanwhile stays.
+
+        :param change: pure, as it is called again where somebody else was faster; returns its
+            argument to leave that as it is.
+        :raises DatabaseAway: if it cannot be written.
+        :raises Interrupted: if it is to name a file that is being removed.
+        """
+        image_id = naming.canonical_image_id(image_id)
+        for tries in range(_MOST_TRIES):
+            held = self._held.get(image_id)
+            if held is None:
+                return None
+            changed = imagerows.storable(change(held.manifest))
+            if changed == held.manifest:
+                return changed
+            if self._replace(held, changed := _stamped(changed)):
+                return changed
+            self._read_again(image_id, tries)
+        raise _overtaken(image_id)
 
     def remove(self, image_id: str,
-               is_retired: Callable[[Manifest], bool] = lambda manifest: True) -> None:
-        """Forget an image; the manifest goes first, so that a crash leaves no half-true state.
+               may_go: Callable[[Manifest], bool] = lambda manifest: True) -> None:
+        """Forget an image, and remove all of its files that rows name.
 
-        :param is_retired: tells whether it is to be, as it is now.
+        :param may_go: pure; tells of what is known of it then whether it may go.
+        :raises DatabaseAway: if that cannot be written.
         """
-        with self.lock:
-            manifest = self.load(image_id)
-            if manifest is None or is_retired(manifest):
-                self._remove(image_id)
-
-    def _remove(self, image_id: str) -> None:
-        directory = self.directory(image_id)
-        path = os.path.join(directory, _MANIFEST)
-        self._read.pop(path, None)
-        if os.path.exists(path):
-            os.unlink(path)
-            savefile.fsync_directory(directory)
+        image_id = naming.canonical_image_id(image_id)
+        for tries in range(_MOST_TRIES):
+            held = self._held.get(image_id)
+            if held is None or not may_go(held.manifest):
+                return
+            if self._delete(image_id, held.version):
+                break
+            self._read_again(image_id, tries)
+        else:
+            raise _overtaken(image_id)
         steps.reached('retire: forgotten')
-        shutil.rmtree(directory, ignore_errors=True)
+        self.files.remove_retired(image_id)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.directory(image_id))  # Unless there is more.
+
+    def _delete(self, image_id: str, version: int) -> bool:
+        """Delete a row; tell whether it was still of that version."""
+        def remove(connection: sa.Connection) -> bool:
+            if connection.execute(sa.delete(ImageRow).where(
+                    ImageRow.image_id == image_id, ImageRow.version == version)).rowcount != 1:
+                return False
+            delete(connection, WorkingSetRow, [{'image_id': image_id}])
+            self.files.turn_over(connection, image_id, (), None)
+            return True
+
+        with self._memory:
+            self._leaving.add(image_id)
+        if not self._database.write(remove):
+            return False
+        with self._memory:
+            self._drop(image_id, version)
+        return True
+
+    def _drop(self, image_id: str, version: int) -> None:
+        """Have memory follow a row that was deleted; it may have been added again since."""
+        held = self._held.get(image_id)
+        if held is not None and held.version <= version:
+            self._held = {known: held for known, held in self._held.items() if known != image_id}
+            self._removed[image_id] = version
+            self._leaving.discard(image_id)
+
+    def _replace(self, held: _Held, stamped: Manifest) -> bool:
+        """Write a row in place of the one that was read; tell whether it was still that one."""
+        image_id, version = stamped.image_id, held.version + 1
+        directory = self.directory(image_id)
+        before, after = (nodefiles.named(each, directory) for each in (held.manifest, stamped))
+        old, new = (_sha256(each) for each in (held.manifest, stamped))
+
+        def replace(connection: sa.Connection) -> bool:
+            done = connection.execute(sa.update(ImageRow).where(
+                ImageRow.image_id == image_id, ImageRow.version == held.version).values(
+                    version=version, **imagerows.to_row(stamped)))
+            if done.rowcount != 1:
+                return False
+            self.files.turn_over(connection, image_id, after - before, before - after)
+            if new != old:
+                # With those of recordings that were given up.
+                connection.execute(sa.delete(WorkingSetRow).where(
+                    WorkingSetRow.image_id == image_id, WorkingSetRow.sha256 != new))
+            return True
+
+        try:
+            if not self._database.write(replace):
+                return False
+        except DatabaseAway:
+            # It may be written, and its answer be lost.
+            with contextlib.suppress(DatabaseAway):
+                self._read_again(image_id)
+            raise
+        self._remember(image_id, _Held(version, stamped))
+        if before - after:
+            steps.reached('replace: written')
+            self.files.remove_retired(image_id)
+        return True
+
+    def _remember(self, image_id: str, row: _Held) -> None:
+        """Have memory follow a row that was written: commits may come here in another order."""
+        with self._memory:
+            held = self._held.get(image_id)
+            known = self._removed.get(image_id, 0) if held is None else held.version
+            if known < row.version:
+                self._held = {**self._held, image_id: row}
+
+    def refresh(self) -> list[str]:
+        """Read rows again that are not as in memory: another process may have written them, or the
+        answer to a commit was lost.
+
+        :returns: their images.
+        :raises DatabaseAway: if the database does not answer.
+        :raises DatabaseUnusable: if it has a row no more, or one that cannot be read; all others
+            are read.
+        """
+        held = self._held
+        versions: dict[str, int] = {row.image_id: row.version for row in self._database.read(
+            lambda connection: connection.execute(
+                sa.select(ImageRow.image_id, ImageRow.version)).all())}
+        others = [image_id for image_id in {**held, **versions}
+                  if image_id not in held or held[image_id].version != versions.get(image_id)]
+        failed = None
+        for image_id in others:
+            try:
+                self._read_again(image_id)
+            except DatabaseUnusable as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return others
+
+    def _read_again(self, image_id: str, tries: int = 0) -> None:
+        # Who wrote last, and need not read, would be the faster one again.
+        time.sleep(random.uniform(0, tries * _PAUSE_SECONDS))
+        with self._memory:
+            before = self._held.get(image_id), self._removed.get(image_id)
+        row = self._database.read(lambda connection: connection.execute(
+            sa.select(ImageRow.__table__).where(ImageRow.image_id == image_id)).first())
+        found = None if row is None else _from_row(row)
+        with self._memory:
+            held = self._held.get(image_id)
+            if before != (held, self._removed.get(image_id)):
+                return  # It was written since: memory may know more than what was read.
+            if found is not None:
+                # Whatever its version: it may have been removed, and added again.
+                self._held = {**self._held, image_id: found}
+            elif held is not None:
+                if image_id not in self._leaving:
+                    raise DatabaseUnusable(
+                        f'image {image_id}: the database does not have its row any more, and so is'
+                        ' another one, or an older state of it; start glance-bootcache again')
+                self._drop(image_id, held.version)
+
+    # Working sets: their text is read when somebody needs it.
+
+    def save_working_set(self, image_id: str, working_set: WorkingSet) -> str:
+        """Write a working set, and return its sha256; it counts when an image's row names it.
+
+        :raises DatabaseAway: if it cannot be written.
+        """
+        text = json.dumps(working_set.to_json(), separators=(',', ':')).encode()
+        sha256 = hashlib.sha256(text).hexdigest()
+        self._database.write(lambda connection: upsert(connection, WorkingSetRow, [
+            {'image_id': image_id, 'sha256': sha256, 'body': zlib.compress(text)}]))
+        return sha256
+
+    def drop_working_set(self, image_id: str, sha256: str) -> None:
+        """Remove a working set that did not come to count.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        self._database.write(lambda connection: connection.execute(sa.delete(WorkingSetRow).where(
+            WorkingSetRow.image_id == image_id, WorkingSetRow.sha256 == sha256, _NOT_NAMED)))
+
+    def load_working_set(self, manifest: Manifest) -> WorkingSet | None:
+        """Return the working set that a manifest names, or None if there is none to be used.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        info = manifest.made.working_set
+        if info is None:
+            return None
+        body = self._database.read(lambda connection: connection.execute(
+            sa.select(WorkingSetRow.body).where(
+                WorkingSetRow.image_id == manifest.image_id,
+                WorkingSetRow.sha256 == info.sha256)).scalar())
+        try:
+            if body is None:
+                raise exception.InvalidWorkingSet(f'there is no working set {info.sha256}')
+            return WorkingSet.from_json(json.loads(zlib.decompress(body)))
+        except (exception.InvalidWorkingSet, ValueError, zlib.error) as error:
+            LOG.warning('image %s: %s; it is recorded again', manifest.image_id, error)
+            return None
+
+
+_NOT_NAMED = ~sa.exists().where(ImageRow.image_id == WorkingSetRow.image_id,
+                               ImageRow.working_set_sha256 == WorkingSetRow.sha256)
+
+
+def _overtaken(image_id: str) -> DatabaseAway:
+    return DatabaseAway(f'image {image_id}: others have changed its row {_MOST_TRIES} times in a'
+                        ' row; it is tried again')
+
+
+def _sha256(manifest: Manifest) -> str:
+    return '' if manifest.made.working_set is None else manifest.made.working_set.sha256
+
+
+def _stamped(manifest: Manifest) -> Manifest:
+    return dataclasses.replace(
+        manifest, updated_at=timeutils.utcnow(with_timezone=True).isoformat(timespec='seconds'))
+
+
+def _from_row(row: sa.Row[Any]) -> _Held:
+    columns = row._asdict()
+    try:
+        return _Held(columns['version'], imagerows.from_row(columns))
+    except ValueError as error:
+        image_id = columns['image_id']
+        raise DatabaseUnusable(
+            f'the database\'s row of image {image_id} in images cannot be read ({error}); correct'
+            ' it, or delete it: the image is then taken up again') from error

@@ -18,7 +18,7 @@ from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, savefile, steps, tier
 from bootcache import conf as bootcache_conf
-from bootcache.locks import OrderedLock, leaf
+from bootcache.locks import OrderedLock
 from bootcache.manifest import CacheInfo, Manifest
 from bootcache.tier import Eviction, Item, Medium
 from glance_bootcache import conf as glance_conf
@@ -33,6 +33,13 @@ _CHUNK = 1 << 20
 # The hash in the name ties a file to one build of one image's cache image.
 _NAME = re.compile(r'([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9a-f]{64})'
                    r'\.qcow2(\.partial)?')
+# A compute host fetches a cache image right after it has asked for it. QEMU cannot be asked for
+# an export's clients without the risk of cutting one off, so this is how long one counts as being
+# fetched. Demoting it meanwhile would disturb nobody; it would only copy to and fro.
+_FETCH_SECONDS = 30
+# A file's identity, as of bootcache/savefile.py; and that of no file.
+_File = tuple[int, int, int]
+_UNREAD: _File = (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +60,6 @@ class MemoryCopy:
         mine, its = self.manifest.made.cache_image, manifest.made.cache_image
         return mine is not None and its is not None and mine.sha256 == its.sha256 \
             and self.signature is not None and savefile.signature(self.path) == self.signature
-
-
-def path_of(directory: str, image_id: str, sha256: str) -> str:
-    """Return the path of an image's cache image in memory.
-
-    :param sha256: the cache image's.
-    """
-    return os.path.join(directory, f'{image_id}-{sha256}.qcow2')
 
 
 def found(directory: str, manifests: Iterable[Manifest]) -> list[tuple[str, Manifest | None]]:
@@ -116,106 +115,12 @@ def remove(path: str) -> None:
         LOG.error('%s cannot be removed from memory: %s', path, error)
 
 
-# A file's identity, as of bootcache/savefile.py.
-_File = tuple[int, int, int]
-
-
 class Content(enum.Enum):
     """What is known of a cache image's content."""
 
     WRONG = 'there is none, or it is another one than was built'
     UNREAD = 'nobody has read all of it yet'
     RIGHT = 'it is as it was built'
-
-
-def look(info: CacheInfo, path: str) -> tuple[str, _File]:
-    """Return what can be seen at once to be wrong with a file, empty if nothing, and its identity.
-    """
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        return str(error), (0, 0, 0)
-    fault = f'{path} has {status.st_size} bytes, not {info.bytes}'
-    return fault if status.st_size != info.bytes else '', savefile.identity(status)
-
-
-class KnownContents:
-    """Which files are known to be as they were built, and which are damaged, of this process."""
-
-    def __init__(self) -> None:
-        # Guarded by the lock, held for dictionary steps: where a file is, and of which all was read
-        # and found right, None while it is about to be; and whose file is another than was built.
-        self._right: dict[CacheInfo, tuple[str, _File | None]] = {}
-        self._damaged: set[CacheInfo] = set()
-        self._lock = leaf('the lock of what is known of files')
-
-    def is_to_be_read(self, info: CacheInfo, path: str, file: _File) -> bool:
-        """Tell whether nobody has read a file since somebody wrote to it; the asker does then.
-
-        :param file: its identity.
-        """
-        with self._lock:
-            if info in self._right and self._right[info][1] in (None, file):
-                return False
-            self._right[info] = path, None
-            return True
-
-    def read(self, info: CacheInfo, path: str) -> str:
-        """Read all of a file; return what is wrong with it, empty if nothing."""
-        file, right = savefile.signature(path), None
-        try:
-            cacheimage.verify(path, info.sha256, info.bytes)
-            right = file
-        except exception.InvalidManifest as error:
-            return str(error)
-        finally:
-            self._note(info, path, right)
-        return ''
-
-    def note_built(self, info: CacheInfo, path: str) -> None:
-        """Note that a file was just built, and that all of it was looked at."""
-        self._note(info, path, savefile.signature(path))
-
-    def _note(self, info: CacheInfo, path: str, file: _File | None) -> None:
-        with self._lock:
-            if file is None:
-                self._right.pop(info, None)
-            else:
-                self._right[info] = path, file
-
-    def is_right(self, info: CacheInfo, path: str, file: _File) -> bool:
-        """Tell whether a file is known to be as it was built.
-
-        :param file: its identity.
-        """
-        with self._lock:
-            return self._right.get(info) == (path, file)
-
-    def forget_gone(self) -> None:
-        """Forget the files that are gone: each build's has a name of its own, which none has again.
-        """
-        with self._lock:
-            known = [(info, path) for info, (path, _file) in self._right.items()]
-        gone = [info for info, path in known if not os.path.exists(path)]
-        with self._lock:
-            for info in gone:
-                self._right.pop(info, None)
-
-    def note_damaged(self, info: CacheInfo) -> None:
-        """Note that the file on the disk is another than was built."""
-        with self._lock:
-            self._damaged.add(info)
-
-    def is_damaged(self, info: CacheInfo | None) -> bool:
-        """Tell whether it was found to be."""
-        with self._lock:
-            return info in self._damaged
-
-
-# A compute host fetches a cache image right after it has asked for it. QEMU cannot be asked for
-# an export's clients without the risk of cutting one off, so this is how long one counts as being
-# fetched. Demoting it meanwhile would disturb nobody; it would only copy to and fro.
-_FETCH_SECONDS = 30
 
 
 def _cache_bytes(manifest: Manifest) -> int:
@@ -248,7 +153,10 @@ class StorageTiers:
         self._held: dict[str, MemoryCopy] = {}
         self._leaving: set[str] = set()  # of these, which the exporter is told to read no more
         self._wanted: dict[str, Manifest] = {}  # whose copying waits or goes on
-        self._contents = KnownContents()
+        # By path, of which each build has another one: the file as it was when all of it was read
+        # and found right, None while it is about to be read.
+        self._right: dict[str, _File | None] = {}
+        self._damaged: set[str] = set()  # paths of files that are others than were built
         self._stopping = False
 
     # Starting and stopping.
@@ -306,7 +214,7 @@ class StorageTiers:
         :raises ValueError: if the id is no UUID.
         """
         # Compute hosts tell of uses, and what is noted has an end.
-        if os.path.isdir(self._store.directory(image_id)):
+        if self._store.load(image_id) is not None:
             self._last_uses.record(image_id, when)
 
     def forget_gone(self, manifests: Iterable[Manifest]) -> None:
@@ -314,7 +222,10 @@ class StorageTiers:
 
         :param manifests: of all images, just read.
         """
-        self._contents.forget_gone()
+        gone = [path for path in list(self._right) if not os.path.exists(path)]
+        with self._lock:
+            for path in gone:
+                self._right.pop(path, None)
         self._last_uses.keep_only({manifest.image_id for manifest in manifests})
 
     def plan_disk(self, manifests: Iterable[Manifest], incoming: int = 0,
@@ -348,7 +259,7 @@ class StorageTiers:
             {Medium.MEMORY: self._memory.quota} if self.has_memory else {})
 
     def _on_disk(self, manifest: Manifest, busy: bool) -> Item:
-        item, difference = self._item(manifest, busy), self._store.load_difference(manifest)
+        item, difference = self._item(manifest, busy), manifest.made.difference
         return item if difference is None else dataclasses.replace(
             item, bytes=item.bytes + difference.bytes)
 
@@ -368,16 +279,24 @@ class StorageTiers:
         info = manifest.made.cache_image
         if info is None or self.is_damaged(manifest):
             return Content.WRONG
-        fault, file = look(info, path := self._disk_path(manifest))
+        path = self._disk_path(manifest)
+        try:
+            status = os.stat(path)
+            fault = '' if status.st_size == info.bytes \
+                else f'{path} has {status.st_size} bytes, not {info.bytes}'
+        except OSError as error:
+            fault = str(error)
         if fault:
             self.note_damage(manifest, fault)
             return Content.WRONG
+        file = savefile.identity(status)
         with self._lock:
-            if not self._stopping and self._contents.is_to_be_read(info, path, file):
+            if not self._stopping and self._right.get(path, _UNREAD) not in (None, file):
+                self._right[path] = None
                 self._worker.submit(self._verify, manifest)
             held = self._held.get(manifest.image_id)
             if held is None or manifest.image_id in self._leaving:
-                right = self._contents.is_right(info, path, file)
+                right = self._right.get(path) == file
             else:
                 # It was verified. One that was changed since is read until it is gone.
                 right = held.holds(manifest)
@@ -385,16 +304,30 @@ class StorageTiers:
 
     def is_damaged(self, manifest: Manifest) -> bool:
         """Tell whether a cache image's file on the disk was found damaged."""
-        return self._contents.is_damaged(manifest.made.cache_image)
+        return manifest.made.cache_image is not None and self._disk_path(manifest) in self._damaged
 
-    def note_built(self, info: CacheInfo, path: str) -> None:
+    def note_built(self, path: str) -> None:
         """Note that a cache image was just built, and that all of its file was looked at."""
-        self._contents.note_built(info, path)
+        self._note_right(path, savefile.signature(path))
+
+    def _note_right(self, path: str, file: _File | None) -> None:
+        with self._lock:
+            if file is None:
+                self._right.pop(path, None)
+            else:
+                self._right[path] = file
 
     def _verify(self, manifest: Manifest) -> None:
-        info, path = manifest.made.cache_image, self._disk_path(manifest)
-        if not self._stopping and info and (fault := self._contents.read(info, path)):
-            self.note_damage(manifest, fault)
+        path = self._disk_path(manifest)
+        file, right = savefile.signature(path), None
+        try:
+            if not self._stopping:
+                cacheimage.verify(path, _sha256(manifest), _cache_bytes(manifest))
+                right = file
+        except exception.InvalidManifest as error:
+            self.note_damage(manifest, str(error))
+        finally:
+            self._note_right(path, right)
 
     def note_damage(self, manifest: Manifest, reason: str) -> None:
         """Note that a cache image's file on the disk is not what it was: it is not given out."""
@@ -403,8 +336,7 @@ class StorageTiers:
             if current is None or current.made.cache_image != manifest.made.cache_image:
                 # It was replaced, or removed, meanwhile.
                 return
-            assert manifest.made.cache_image is not None
-            self._contents.note_damaged(manifest.made.cache_image)
+            self._damaged.add(self._disk_path(manifest))
         LOG.error('image %s: its cache image on storage disk is damaged, and is built again when a'
                   ' server boots from it: %s', manifest.image_id, reason)
 
@@ -472,8 +404,8 @@ class StorageTiers:
                     or (wanted is not None and _sha256(wanted) == sha256):
                 return
             self._wanted[image_id] = manifest
-            path = path_of(self._directory, image_id, sha256)
-            self._worker.submit(self._bring_in, manifest, path)
+            self._worker.submit(self._bring_in, manifest, os.path.join(
+                self._directory, f'{image_id}-{sha256}.qcow2'))
 
     def demote(self, image_id: str) -> None:
         """Serve a cache image from the disk again, and remove it from memory; readers go on.
@@ -548,15 +480,12 @@ class StorageTiers:
         elif not (leftover or is_in_part):
             remove(path)
         elif not self._stopping:
-            self._let_go(manifest, path)
-
-    def _let_go(self, manifest: Manifest, path: str) -> None:
-        """Remove a copy that is not taken over; the exporter may be serving it."""
-        try:
-            self._exporter.switch_cache(manifest, self._disk_path(manifest))
-        except exception.BootcacheError as error:
-            LOG.error('image %s: %s', manifest.image_id, error)
-        remove(path)
+            # The exporter may be serving it.
+            try:
+                self._exporter.switch_cache(manifest, self._disk_path(manifest))
+            except exception.BootcacheError as error:
+                LOG.error('image %s: %s', image_id, error)
+            remove(path)
 
     def _check_wanted(self, manifest: Manifest) -> None:
         if self._wanted.get(manifest.image_id) is not manifest:

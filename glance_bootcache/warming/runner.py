@@ -4,13 +4,11 @@ glance_bootcache/warming/warmjobs.py has the rules; here is the thread that foll
 """
 
 import contextlib
-import dataclasses
 import http
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from keystoneauth1 import exceptions as ks_exceptions
 from novaclient import client as nova_client
@@ -31,6 +29,7 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.warming import warmjobs
 from glance_bootcache.warming.warmjobs import WarmJob, WarmPhase
+from glance_bootcache.warming.warmrequests import Key, WarmRequests
 
 LOG = logging.getLogger(__name__)
 
@@ -38,13 +37,8 @@ LOG = logging.getLogger(__name__)
 _API_VERSION = '2.81'
 
 
-@dataclasses.dataclass(frozen=True)
-class Aggregate:
-    """A host aggregate.
-
-    :ivar number: Nova's id.
-    :ivar hosts: names of its compute hosts.
-    """
+class Aggregate(NamedTuple):
+    """A host aggregate: Nova's id, and the names of its compute hosts."""
 
     number: int
     hosts: tuple[str, ...]
@@ -117,12 +111,13 @@ class Warming:
     :param conf: configuration of the storage service.
     :param hosts: what compute hosts hold.
     :param nova: its precache API.
+    :param requests: operators'; those of an earlier process are begun anew.
     :param clock: monotonic seconds, the same as of the hosts.
     :raises ConfigurationError: if the configuration was not checked.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, hosts: Hosts, nova: NovaPrecache,
-                 clock: Callable[[], float] = time.monotonic):
+                 requests: WarmRequests, clock: Callable[[], float] = time.monotonic):
         self._conf = conf[bootcache_conf.GROUP]
         self._policy = glance_conf.aggregates(conf)
         self._store = store
@@ -130,7 +125,10 @@ class Warming:
         self._nova = nova
         self._clock = clock
         self._lock = threading.Lock()  # guards the jobs; Nova is asked, and files read, without it
-        self._jobs: dict[tuple[str, str], WarmJob] = {}
+        self._requests = requests
+        self._jobs: dict[Key, WarmJob] = {key: WarmJob(*key, clock()) for key in requests.all()}
+        # Images of which manifests say that the policy is to be followed for them.
+        self._policy_images: set[str] = set()
         self._policy_looks = Backoff(self._conf.poll_interval, clock=clock)
         self._wake = threading.Event()
         self._stopping = False
@@ -167,16 +165,32 @@ class Warming:
             self._look(job, seen)
         with self._lock:
             starting = warmjobs.may_start(self._jobs.values(), now, self._conf.warm_concurrency)
+            over = [key for key, job in self._jobs.items() if job.phase is WarmPhase.DONE]
+        self._requests.end(over)
         for job in starting:
             # Not where another one has just been told that nobody is answered.
             if job.due <= now:
                 self._ask(job)
 
-    def _look(self, job: WarmJob, seen: Mapping[str, float]) -> None:
+    def _manifest(self, job: WarmJob) -> Manifest | None:
+        """Return the manifest of a job's image; the job ends if no host can be warmed for that."""
         manifest = self._store.load(job.image_id)
-        why_not = warmjobs.why_not_warm(job.image_id, manifest)
-        if why_not or manifest is None:
-            self._end(job, why_not)
+        reason = warmjobs.why_not_warm(job.image_id, manifest)
+        if not reason:
+            return manifest
+        with self._lock:
+            job.end(self._clock(), reason)
+            if self._is_for_policy(job):
+                # It is not done: the manifest goes on saying that it is due, and once there is a
+                # cache image again it begins anew.
+                self._jobs.pop((job.image_id, job.aggregate), None)
+        LOG.warning('image %s: warming aggregate %s has ended: %s', job.image_id, job.aggregate,
+                    reason)
+        return None
+
+    def _look(self, job: WarmJob, seen: Mapping[str, float]) -> None:
+        manifest = self._manifest(job)
+        if manifest is None:
             return
         holding = self._hosts.held_since(job.image_id, job.asked_at)
         with self._lock:
@@ -197,28 +211,15 @@ class Warming:
             LOG.info('image %s: %d of %d hosts of aggregate %s are warm', job.image_id,
                      len(job.hosts) - len(cold), len(job.hosts), job.aggregate)
 
-    def _end(self, job: WarmJob, reason: str) -> None:
-        with self._lock:
-            job.end(self._clock(), reason)
-            if job.by_policy:
-                # It is not done: the manifest goes on saying that it is due, and once there is a
-                # cache image again it begins anew.
-                self._jobs.pop((job.image_id, job.aggregate), None)
-        LOG.warning('image %s: warming aggregate %s has ended: %s', job.image_id, job.aggregate,
-                    reason)
-
     def _ask(self, job: WarmJob) -> None:
         """Have Nova ask the hosts of a job's aggregate. Whatever comes of it, the job tells."""
-        why_not = warmjobs.why_not_warm(job.image_id, self._store.load(job.image_id))
-        if why_not:
-            self._end(job, why_not)
+        if self._manifest(job) is None:
             return
         try:
             aggregate = find(self._nova.aggregates(), job.aggregate)
-            held = self._hosts.held_since(job.image_id, -math.inf)
             with self._lock:
                 # Before Nova is asked: a host may be faster than Nova's answer.
-                job.ask(aggregate.hosts, held, self._clock())
+                job.ask(aggregate.hosts, self._clock())
             if aggregate.hosts:
                 LOG.info('image %s: Nova is asked to warm %d hosts of aggregate %s', job.image_id,
                          len(aggregate.hosts), job.aggregate)
@@ -240,53 +241,56 @@ class Warming:
             job.not_answered(reason, now)
             if away.is_refused(error):
                 # So it would be for all others.
-                warmjobs.wait_for(job, self._jobs.values())
+                for other in self._jobs.values():
+                    if other.phase is WarmPhase.WAITING:
+                        other.due = max(other.due, job.due)
         LOG.log(logging.DEBUG if away.lasting(job.reason) in before else logging.WARNING,
                 'image %s: aggregate %s cannot be warmed yet: %s; Nova is asked again in %.0f s',
                 job.image_id, job.aggregate, reason, job.due - now)
 
     # The policy at registration.
 
+    def _is_for_policy(self, job: WarmJob) -> bool:
+        """Return whether a job is remembered until its image's manifest says that it is done."""
+        return job.image_id in self._policy_images and job.aggregate in self._policy
+
     def _follow_policy(self, now: float) -> None:
         """Begin with images that became ready for the first time, and note which are done."""
-        undone = {manifest.image_id: manifest for manifest in self._store.manifests()
+        undone = {manifest.image_id: manifest.state for manifest in self._store.manifests()
                   if manifest.wished.warm_due and manifest.standing is not Standing.SKIPPED}
-        due = [image_id for image_id, manifest in undone.items()
-               if manifest.state is ImageState.READY]
         done = []
         with self._lock:
-            for image_id in due:
-                jobs = [self._add(image_id, name, now, by_policy=True) for name in self._policy]
-                if all(job is not None and job.phase is WarmPhase.DONE for job in jobs):
-                    done.append(image_id)
+            # What was done before is of another content, or from before the image was opted out.
+            new = set(undone) - self._policy_images
+            self._jobs = {key: job for key, job in self._jobs.items()
+                          if job.image_id not in new or job.phase is not WarmPhase.DONE}
+            self._policy_images = set(undone)
+            for image_id, state in undone.items():
+                if state is ImageState.READY:
+                    jobs = [self._job(image_id, name, now, anew=False) for name in self._policy]
+                    if all(job is not None and job.phase is WarmPhase.DONE for job in jobs):
+                        done.append(image_id)
         for image_id in done:
             self._store.change(image_id, _is_warm)
-            del undone[image_id]
-        with self._lock:
-            for job in self._jobs.values():
-                job.by_policy = job.by_policy and job.image_id in undone
+        self._policy_images = self._policy_images.difference(done)
 
-    def _add(self, image_id: str, aggregate: str, now: float,
-             by_policy: bool = False) -> WarmJob | None:
-        """Return the job of an image and an aggregate, a new one if need be; None for too many.
+    def _job(self, image_id: str, aggregate: str, now: float, anew: bool) -> WarmJob | None:
+        """Return the job of an image and an aggregate; None for too many. Call it with the lock.
 
-        Call it with the lock held.
+        :param anew: whether one that is done does not count.
         """
         job = self._jobs.get((image_id, aggregate))
-        if job is None or (job.phase is WarmPhase.DONE and not (by_policy and job.by_policy)):
+        if job is None or (anew and job.phase is WarmPhase.DONE):
             self._forget(now, 1)
             if len(self._jobs) >= _MOST_JOBS:
                 return None
-            # What an operator asks for again is also what the policy asked for.
-            by_policy = by_policy or (job is not None and job.by_policy)
             job = self._jobs[image_id, aggregate] = WarmJob(image_id, aggregate, now)
-        job.by_policy = job.by_policy or by_policy
         return job
 
     def _forget(self, now: float, room: int = 0) -> None:
         """Forget what has ended long ago, and more for the room that is needed; lock held."""
         ended = sorted((job for job in self._jobs.values()
-                        if job.phase is WarmPhase.DONE and not job.by_policy),
+                        if job.phase is WarmPhase.DONE and not self._is_for_policy(job)),
                        key=lambda job: job.ended_at)
         over = len(self._jobs) + room - _MOST_JOBS
         for number, job in enumerate(ended):
@@ -304,6 +308,7 @@ class Warming:
         :returns: see GetWarming.
         :raises RequestRefused: if the image has no cache image, an aggregate is not known, or too
             much is to be warmed already; then nothing is begun.
+        :raises DatabaseAway: if the request cannot be written; likewise.
         """
         names = list(dict.fromkeys(str(name) for name in aggregates))
         why_not = warmjobs.why_not_warm(image_id, self._store.load(image_id))
@@ -311,22 +316,23 @@ class Warming:
             raise RequestRefused(why_not)
         try:
             known = self._nova.aggregates()
+            for name in names:
+                find(known, name)
         except RequestRefused:
             raise
         except Exception as error:
             # It is asked again, in the background.
             LOG.warning('Nova cannot be asked for its aggregates yet: %s', away.told(error))
-        else:
-            for name in names:
-                find(known, name)
         now = self._clock()
         with self._lock:
             self._forget(now, len(names))
             if len(self._jobs) + len(names) > _MOST_JOBS:
                 raise RequestRefused(f'{len(self._jobs)} aggregates are being warmed, and'
                                      f' {_MOST_JOBS} at most can be; wait, or name fewer')
+        self._requests.add(image_id, names)
+        with self._lock:
             for name in names:
-                self._add(image_id, name, now)
+                self._job(image_id, name, now, anew=True)
         self._wake.set()
         return self.progress(image_id)
 

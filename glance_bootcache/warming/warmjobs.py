@@ -23,34 +23,32 @@ _LONGEST_REASON = 500
 _LOOK_SECONDS = 30.0
 # Each host reports within a minute, whatever it is busy with; one that does not is not there.
 _SILENT_SECONDS = 180.0
+_CURE = 'is its nova-compute up, and does it run bootcache\'s driver?'
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class HostOutcome:
     """How far one host is.
 
     :ivar outcome: that is known of it.
     :ivar reason: of the last error; empty if there was none, or it is warm.
     :ivar attempts: how many times Nova was asked to warm it.
-    :ivar held: it held the image already when Nova was asked first.
     """
 
     outcome: WarmOutcome = WarmOutcome.WAITING
     reason: str = ''
     attempts: int = 0
-    held: bool = False
 
     @property
     def is_final(self) -> bool:
         """Whether another attempt would change nothing."""
         return self.outcome in (*_WARM, WarmOutcome.UNSUPPORTED)
 
-    def reported(self, outcome: WarmOutcome, reason: str) -> 'HostOutcome':
-        """Return what it is after the host's report; a host that is warm stays as it is."""
-        if self.outcome in _WARM:
-            return self
-        return dataclasses.replace(self, outcome=outcome, reason='' if outcome in _WARM
-                                   else reason[:_LONGEST_REASON])
+    def report(self, outcome: WarmOutcome, reason: str) -> None:
+        """Take the host's report, or what stands for one; a host that is warm stays as it is."""
+        if self.outcome not in _WARM:
+            self.outcome = outcome
+            self.reason = '' if outcome in _WARM else reason[:_LONGEST_REASON]
 
 
 class WarmPhase(enum.Enum):
@@ -74,7 +72,6 @@ class WarmJob:
     :ivar heard_at: when it was asked last, or a host reported, whichever was later.
     :ivar looked_at: when ``look`` was called last.
     :ivar ended_at: when the job was done.
-    :ivar by_policy: it is remembered until the image's manifest says that its hosts are warm.
     """
 
     image_id: str
@@ -89,24 +86,17 @@ class WarmJob:
     heard_at: float = 0.0
     looked_at: float = 0.0
     ended_at: float = 0.0
-    by_policy: bool = False
 
-    def ask(self, hosts: Iterable[str], held: Iterable[str], now: float) -> None:
-        """Note that Nova is about to be asked; hosts that have left the aggregate are left out.
-
-        :param held: hosts that hold the image by now.
-        """
-        present = set(held)
+    def ask(self, hosts: Iterable[str], now: float) -> None:
+        """Note that Nova is about to be asked; hosts that have left the aggregate are left out."""
         self.phase, self.reason = WarmPhase.ASKED, ''
         self.attempts += 1
         self.asked_at = self.heard_at = now
-        before, self.hosts = self.hosts, {}
-        for name in hosts:
-            known = before.get(name, HostOutcome(held=name in present))
+        self.hosts = {name: self.hosts.get(name, HostOutcome()) for name in hosts}
+        for known in self.hosts.values():
             if not known.is_final:
-                known = dataclasses.replace(known, outcome=WarmOutcome.WAITING,
-                                            attempts=known.attempts + 1)
-            self.hosts[name] = known
+                known.outcome = WarmOutcome.WAITING
+                known.attempts += 1
 
     def report(self, host: str, outcome: WarmOutcome, reason: str, now: float) -> bool:
         """Take a host's report.
@@ -115,7 +105,7 @@ class WarmJob:
         """
         if host not in self.hosts:
             return False
-        self.hosts[host] = self.hosts[host].reported(outcome, reason)
+        self.hosts[host].report(outcome, reason)
         self.heard_at = now
         return True
 
@@ -134,12 +124,12 @@ class WarmJob:
         self.looked_at = now
         for name, known in self.hosts.items():
             if not known.is_final and holding.get(name, -1) >= generation:
-                self.report(name, WarmOutcome.EXISTING if known.held else WarmOutcome.CACHED, '',
-                            now)
+                self.report(name, WarmOutcome.CACHED, '', now)
 
     def close(self, now: float, timeout: float, attempts: int,
               seen: Mapping[str, float]) -> list[str]:
-        """End the attempt if all hosts have reported, or none did for a time.
+        """End the attempt of a job that is to be looked at, if all hosts have reported, or none did
+        for a time.
 
         :param timeout: seconds without a report.
         :param attempts: how many there may be.
@@ -147,21 +137,18 @@ class WarmJob:
             for: others' images wait for their turn.
         :returns: names of the hosts that are not warm, if the attempt is over by this.
         """
-        if self.phase is WarmPhase.ASKED:
-            self._pass_over_silent(now, seen)
-        waiting = [name for name, known in self.hosts.items()
-                   if known.outcome == WarmOutcome.WAITING]
-        reported = self.phase is WarmPhase.ASKED and (not waiting or now - self.heard_at >= timeout)
+        is_asked = self.phase is WarmPhase.ASKED
+        for name, known in self.hosts.items():
+            if not is_asked or known.outcome != WarmOutcome.WAITING:
+                continue
+            if now - max(self.asked_at, seen.get(name, 0.0)) >= _SILENT_SECONDS:
+                known.report(WarmOutcome.ERROR, f'not heard of for {_SILENT_SECONDS:g} s; {_CURE}')
+            elif now - self.heard_at >= timeout:
+                known.report(WarmOutcome.ERROR, f'no report within {timeout:g} s; {_CURE}')
         # While it waits for the next attempt, a host may have been warmed otherwise.
-        needless = self.phase is WarmPhase.WAITING and self.hosts and all(
-            known.is_final for known in self.hosts.values())
-        if not reported and not needless:
+        if any(known.outcome == WarmOutcome.WAITING if is_asked else not known.is_final
+               for known in self.hosts.values()):
             return []
-        for name in waiting:
-            self.hosts[name] = dataclasses.replace(
-                self.hosts[name], outcome=WarmOutcome.ERROR, reason=(
-                    f'no report within {timeout:g} s; is its nova-compute up, and does it run'
-                    ' bootcache\'s driver?'))
         cold = [name for name, known in self.hosts.items() if known.outcome not in _WARM]
         self.unanswered = 0
         if any(not self.hosts[name].is_final for name in cold) and self.attempts < attempts:
@@ -169,15 +156,6 @@ class WarmJob:
         else:
             self.end(now, '' if self.hosts else f'aggregate {self.aggregate} has no hosts')
         return cold
-
-    def _pass_over_silent(self, now: float, seen: Mapping[str, float]) -> None:
-        for name, known in self.hosts.items():
-            heard = max(self.asked_at, seen.get(name, self.asked_at))
-            if known.outcome == WarmOutcome.WAITING and now - heard >= _SILENT_SECONDS:
-                self.hosts[name] = dataclasses.replace(
-                    known, outcome=WarmOutcome.ERROR, reason=(
-                        f'not heard of for {_SILENT_SECONDS:g} s; is its nova-compute up, and does'
-                        ' it run bootcache\'s driver?'))
 
     def refused(self, reason: str, now: float, attempts: int) -> None:
         """Nova was asked, and refused; it counts as an attempt."""
@@ -200,8 +178,8 @@ class WarmJob:
         """Take back what ``ask`` counted."""
         if self.phase is WarmPhase.ASKED:
             self.attempts -= 1
-            self.hosts = {name: known if known.is_final else dataclasses.replace(
-                known, attempts=known.attempts - 1) for name, known in self.hosts.items()}
+            for known in self.hosts.values():
+                known.attempts -= not known.is_final
 
     def postpone(self, now: float, times: int) -> None:
         """Wait longer each time before Nova is asked again."""
@@ -210,9 +188,9 @@ class WarmJob:
     def end(self, now: float, reason: str) -> None:
         """Nothing more is done."""
         self.phase, self.ended_at, self.reason = WarmPhase.DONE, now, reason
-        self.hosts = {name: known if known.outcome != WarmOutcome.WAITING else dataclasses.replace(
-            known, outcome=WarmOutcome.ERROR, reason=known.reason or reason)
-            for name, known in self.hosts.items()}
+        for known in self.hosts.values():
+            if known.outcome == WarmOutcome.WAITING:
+                known.report(WarmOutcome.ERROR, known.reason or reason)
 
     def describe(self) -> dict[str, Any]:
         """Return it as plain values: see GetWarming."""
@@ -229,13 +207,6 @@ def backoff(times: int) -> float:
     :param times: one or more.
     """
     return pause_seconds(times, _BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
-
-
-def wait_for(job: WarmJob, jobs: Iterable[WarmJob]) -> None:
-    """Have no job be due before one that waits: Nova answers none of them."""
-    for other in jobs:
-        if other.phase is WarmPhase.WAITING:
-            other.due = max(other.due, job.due)
 
 
 def may_start(jobs: Iterable[WarmJob], now: float, concurrency: int) -> list[WarmJob]:

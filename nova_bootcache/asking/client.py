@@ -13,10 +13,10 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
-from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
 from bootcache.exchange.client import Exchanged, FetchProgress
-from bootcache.manifest import CacheInfo
+from bootcache.manifest import CacheDifference, CacheInfo
+from bootcache.rpc import fields
 from bootcache.rpc.client import StorageClient
 from bootcache.rpc.fields import MOST_GIVERS
 from bootcache.rpc.messages import (
@@ -151,7 +151,7 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
                        ready_in=None if ready_in is None else float(ready_in))
     cache_image = None
     if offer is Offer.CACHE or 'cache_image' in answer:
-        cache_image = CacheInfo.from_dict(answer['cache_image'])
+        cache_image = CacheInfo(**answer['cache_image'])
     raw = answer.get('watch')
     watch = None
     if raw is not None:
@@ -173,7 +173,7 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
 def _difference(said: Any) -> tuple[CacheDifference | None, str]:
     """Read what is told of a difference; where it is none, all of the cache image is got."""
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        return CacheDifference.from_dict(said), str(said['export'])
+        return fields.read(CacheDifference, said), str(said['export'])
     return None, ''
 
 
@@ -249,6 +249,10 @@ class HostsClient:
             seconds.
         :raises BootcacheError: if the driver is not started.
         """
+        if image_id != image_id.lower():
+            # Of Glance's databases some take such an id for another image's.
+            return {'action': BootAction.STOCK, 'reason': 'the id of its image is not in lower'
+                    ' case'}
         try:
             answer: dict[str, Any] = tenacity.Retrying(
                 retry=tenacity.retry_if_exception(_has_too_much), reraise=True,

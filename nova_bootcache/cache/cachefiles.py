@@ -83,7 +83,7 @@ class CacheEntry:
             if document['version'] != VERSION:
                 raise exception.InvalidManifest(f'{path} is not of version {VERSION}')
             raw = document['cache_image']
-            cache_image = None if raw is None else CacheInfo.from_dict(raw)
+            cache_image = None if raw is None else CacheInfo(**raw)
             remote = Remote(**document['remote'], image_hash=str(document['image_hash']),
                             tls=bool(document['tls']), rbd=RbdOrigin.read(document['rbd']))
             return cls(remote, cache_image, document['file_sha256'],
@@ -101,7 +101,7 @@ class CacheEntry:
         savefile.write_json(path, {
             'version': VERSION, 'image_hash': remote.pop('image_hash'), 'tls': remote.pop('tls'),
             'rbd': remote.pop('rbd'), 'remote': remote,
-            'cache_image': None if self.cache_image is None else self.cache_image.to_dict(),
+            'cache_image': self.cache_image and dataclasses.asdict(self.cache_image),
             'file_sha256': self.file_sha256, 'virtual_bytes': self.virtual_bytes,
             'pinned': self.pinned, 'generation': self.generation, 'expanded': self.expanded})
 

@@ -200,8 +200,7 @@ class Gateway:
     def _ensure_unlimited(self) -> None:
         """Make what ``graph.top_node`` needs, if it is not there."""
         with self.daemon.session() as session:
-            if not any(entry['name'] == graph.UNLIMITED
-                       for entry in session.execute('qom-list', path='/objects')):
+            if graph.UNLIMITED not in self.daemon.objects():
                 session.execute('object-add', **{'qom-type': 'throttle-group',
                                                  'id': graph.UNLIMITED})
 
@@ -293,4 +292,5 @@ class Gateway:
                             raise
         if wanted.store is Store.GOES:
             # Left by a crash between making it and its node, or in use no more.
-            growingstore.remove_throttle(self.daemon, image_id)
+            growingstore.remove_throttle(self.daemon,
+                                         naming.node_name(growingstore.THROTTLE, image_id))

@@ -195,7 +195,7 @@ def test_the_service_killed_in_mid_recording_starts_again(tenant, small_image, c
     wait_until(lambda: cloud.services()[STORAGE_SERVICE] is None, 'the service is dead')
     with cloud.hosts_heard():
         cloud.start(STORAGE_SERVICE)
-    storage_log.wait(f'deleting server {before[0].id}, left over from a profile boot')
+    storage_log.wait(f'deleting server {before[0].id}, of a profile boot that is over')
     found = tenant.wait_state(image, 'ready')
     assert found['cache_image']['bytes'] > 0
     wait_until(lambda: not profile_servers(tenant), 'no profile server is left')

@@ -219,7 +219,7 @@ def test_a_crash_of_the_storage_service(place, cloud, tenant, image, compute_log
     stopped(tenant, server)
     name = f'snapshot-of-{server}'
     tenant.openstack.nova.servers.create_image(server, name)
-    wait_until(lambda: os.listdir(f'{place}/state/snapshots'), 'the beginning')
+    wait_until(lambda: records.snapshots_under_way(Path(place, 'state')), 'the beginning')
     killed(cloud)
     with cloud.hosts_heard():
         cloud.start(STORAGE_SERVICE)

@@ -18,7 +18,7 @@ from pathlib import Path
 import apart
 import pytest
 from compute_host import Service
-from functional_tools import processes_of, qemu_img
+from functional_tools import command_lines, processes_of, qemu_img
 from glance_rbd import CAPS, HOST_CAPS, MIB, SIZE, GlanceStore
 from oslo_config import cfg
 from storage_node import Node
@@ -78,7 +78,7 @@ def directory(monkeypatch):
     path = tempfile.mkdtemp(prefix='bc', dir='/tmp')
     monkeypatch.setattr(tempfile, 'tempdir', path)
     yield path
-    left = processes_of(path)
+    left = {pid: command_lines().get(pid) for pid in processes_of(path)}
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

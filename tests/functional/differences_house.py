@@ -27,6 +27,7 @@ from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from nova_bootcache.asking import client
+from tools import storedimages
 
 PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CHILD = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -68,7 +69,7 @@ class Cloud:
         os.makedirs(self.store.directory(image), exist_ok=True)
         self.facts[image] = ImageFacts(image, 'active', 'raw', 'bare', len(content),
                                        f'sha512:{image[:2]}', 0, 0, properties, owner='one')
-        self.store.save(Manifest(image, Standing.DONE, made=Made(
+        storedimages.put(self.store, Manifest(image, Standing.DONE, made=Made(
             base_path=self.path(image), base_hash=f'sha512:{image[:2]}', image_format='raw',
             virtual_bytes=len(content), base_export=f'base-{image}')).wishing(
                 quota=64 * MIB, owner='one', boot_marker='login:'))
@@ -78,7 +79,7 @@ class Cloud:
         made = manifest.made
         name = self.store.save_working_set(image, WorkingSet(
             image, made.base_hash, made.virtual_bytes, 4096, extents))
-        self.store.save(manifest.making(working_set=WorkingSetInfo(
+        storedimages.put(self.store, manifest.making(working_set=WorkingSetInfo(
             name, total_bytes(extents), len(extents), 4096, 'nova', 'marker', 1.0, 'login:')))
 
     def build(self, image, inherits=False):
@@ -87,14 +88,14 @@ class Cloud:
         def build():
             try:
                 if inherits:
-                    assert self.work.inherit(self.facts[image], job)
+                    assert self.work.inheriting.inherit(self.facts[image], job)
                 self.work.build(self.facts.get(image), job)
             except exception.Cancelled:
                 pass
             except Exception as error:
                 failures.append(error)
 
-        assert self.running.start(job, 'one', build, ended.set)
+        self.running.start(job, 'one', build, ended.set)
         assert ended.wait(60) and failures == []
         manifest = self.store.load(image)
         assert manifest.made.cache_image is not None, manifest.reason

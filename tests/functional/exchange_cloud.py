@@ -16,7 +16,6 @@ from bootcache.workingset import Extent
 from glance_bootcache.db import start
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
@@ -28,6 +27,7 @@ from nova_bootcache.settling.fullbase import StorageSlot
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room
+from tools import storedimages
 
 LIMITS = TierLimits(64 * MIB, 60 * MIB, 50 * MIB)
 SET = Extent(3 * MIB, 3 * MIB), Extent(0, MIB + 65536)
@@ -40,10 +40,10 @@ class Cloud:
         self.swarm, self.node, self.service = swarm, node, service
         node.build(*SET)
         self.info = node.manifest.made.cache_image
-        self.store = ImageStore(storage_conf.bootcache.state_dir)
+        self.store = storedimages.opened(storage_conf)
         os.makedirs(self.store.directory(IMAGE))
         shutil.copy(node.cache_path, self.store.path(IMAGE, self.info.file))
-        self.store.save(node.manifest)
+        storedimages.put(self.store, node.manifest)
         self.storage = swarm.host()
         for name, value in self.storage.options.items():
             if name.startswith('exchange_') and name != 'exchange_networks':
@@ -84,7 +84,7 @@ class Cloud:
     def fetch(self, host, rate=0):
         answer = self.service.offers.tell(self.node.answer(), host.name)
         entry = fetched(host.fetches, self.node.remote(),
-                        CacheInfo.from_dict(answer['cache_image']), answer['cache_export'],
+                        CacheInfo(**answer['cache_image']), answer['cache_export'],
                         rate=rate)
         assert entry.file_sha256 == self.info.sha256
         with open(host.cache.path(IMAGE), 'rb') as here, open(self.node.cache_path, 'rb') as there:

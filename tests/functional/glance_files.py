@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import secrets
 
 from functional_tools import until
 from glanceclient import exc
@@ -11,9 +12,12 @@ from real_glance import ADMIN
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.registering import TrialImages
+from glance_bootcache.snapshots.records import Record
+from tools import databases, storedimages
 
 
 class Known:
@@ -54,10 +58,10 @@ class Trial(TrialImages):
     """The same, for trials."""
 
     def __init__(self, glance, token='bootcache.service.service-member.'):
-        self._made = glance.client(token)
+        self._client = glance.client(token)
 
-    def left(self):
-        return [image['id'] for image in self._made.images.list(
+    def there(self):
+        return [image['id'] for image in self._client.images.list(
             filters={'name': 'bootcache-trial', 'os_hidden': True})]
 
 
@@ -65,6 +69,7 @@ def configured(state, *directories):
     conf = cfg.ConfigOpts()
     conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
     glance_conf.register_opts(conf)
+    db_conf.register_opts(conf)
     conf.set_override('state_dir', state, bootcache_conf.GROUP)
     conf.set_override('glance_store_dirs', list(directories), bootcache_conf.GROUP)
     conf.set_override('snapshot_exporters', 'common', bootcache_conf.GROUP)
@@ -75,6 +80,23 @@ def made_of(path, image_format):
     return Manifest(BASE, Standing.DONE, made=Made(
         image_format=image_format, virtual_bytes=SIZE, base_path=path,
         base_export=f'base-{BASE}'))
+
+
+def begun(snapshots, manifest, image, size=SIZE):
+    """Begin a snapshot as the service does; return its record, and the node that is written."""
+    return snapshots.begin(
+        Record(image, snapshots.name, base=manifest.made.base_path,
+               disk_format=manifest.made.image_format), manifest, size)
+
+
+def finished(snapshots, record, directory):
+    """Have a snapshot that was written be looked at and finished; return its record, and its URL.
+    """
+    records = [record]
+    with snapshots.looked_at(record, directory, lambda: None) as path:
+        assert path == record.work
+    url = snapshots.finish(record, records.append)
+    return records[-1], url
 
 
 def looked(look):
@@ -89,7 +111,10 @@ def looked(look):
 
 def tried(conf, glance):
     """Return the snapshots of a service that has tried what Glance registers."""
+    # SQLite finds nothing below /proc/PID/root, where other mount namespaces are.
+    database = databases.made(f'sqlite:///{glance.home}/{secrets.token_hex(4)}.sqlite')
     found = FileSnapshots(conf, Registrars([glance.images], Trial(glance),
+                                           storedimages.opened(conf, database).files,
                                            clock=itertools.count(0, 1e6).__next__))
 
     looked(found.tidy)

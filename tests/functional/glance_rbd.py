@@ -10,6 +10,7 @@ from bootcache import naming
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images.cephbases import CephBases
+from tools import storedimages
 
 MIB = 1 << 20
 # Not a whole number of Ceph's objects.
@@ -93,9 +94,14 @@ def go_on():
     """Nothing keeps a job from going on."""
 
 
+def files(conf):
+    """Return what was made on this storage node."""
+    return storedimages.opened(conf).files
+
+
 def obtained(conf, facts):
     """Return a manifest with an image's clone as its base."""
-    path = CephBases(conf).obtain(facts, go_on, lambda count: None)
+    path = CephBases(conf).obtain(facts, files(conf), go_on, lambda count: None)
     return path and Manifest(facts.image_id, Standing.DONE, made=Made(
         base_path=path, base_hash=facts.image_hash, image_format='raw',
         stored_bytes=facts.stored_bytes, virtual_bytes=facts.stored_bytes,

@@ -11,8 +11,9 @@ import pytest
 from command import SERVICE, command
 from functional_tools import free_port, until
 
-from bootcache.manifest import Made, Manifest, Standing
-from glance_bootcache.storage.store import ImageStore
+from bootcache.manifest import Made, Manifest
+from glance_bootcache.storage import servedexports
+from glance_bootcache.storage.servedexports import ServedExports
 from tools.standins import PASSWORD, REGION, serving
 
 PATIENCE = 90
@@ -41,9 +42,12 @@ def known_base(directory):
     """Have the service know a base that servers read; returns its export's name."""
     with open(f'{directory}/base.img', 'wb') as stream:
         stream.write(CONTENT)
-    ImageStore(f'{directory}/state').put(Manifest(_IMAGE, Standing.DONE, made=Made(
+    served = ServedExports(servedexports.path_beside(f'{directory}/state/clients.json'))
+    os.makedirs(f'{directory}/state', exist_ok=True)
+    served.record(Manifest(_IMAGE, made=Made(
         image_format='raw', virtual_bytes=len(CONTENT), base_path=f'{directory}/base.img',
-        base_export=f'base-{_IMAGE}')))
+        base_export=f'base-{_IMAGE}')), None)
+    served.write({'': [f'base-{_IMAGE}']})
     return f'base-{_IMAGE}'
 
 

@@ -340,8 +340,8 @@ def test_what_a_build_that_was_killed_left_is_ended(base, directory):
                    env={**os.environ, 'TMPDIR': directory})
     [left] = [name for name in os.listdir(directory) if name.startswith('bootcache-build-')]
     assert processes_of(f'{directory}/{left}')
-    with scratch.directory('bootcache-build-') as other:
-        cacheimage.end_left_over()
+    with scratch.directory() as other:
+        scratch.end_left_over()
         assert processes_of(f'{directory}/{left}') == []
         assert os.path.isdir(other)
     assert os.listdir(directory) == ['images']

@@ -18,11 +18,11 @@ from glance_rbd import (
     SIZE,
     clones,
     content_of,
+    files,
     go_on,
     obtained,
     served,
 )
-from oslo_concurrency import processutils
 
 from bootcache import cacheimage, exception, qemuimg
 from bootcache import conf as bootcache_conf
@@ -76,19 +76,20 @@ def test_glance_deletes_an_image_while_it_is_read(ceph_conf, glance_store, ceph_
     # What is read for the first time comes from Ceph, too.
     assert served(ceph_conf, manifest.made.base_export) == content_of(path)
 
-    bases = CephBases(ceph_conf)
-    bases.sweep(lambda image_id, path: False)
+    rows = files(ceph_conf)
+    rows.abandon(facts.image_id, manifest.made.base_path)
+    CephBases(ceph_conf).remove_retired(rows)
     assert clones(glance_store, facts), 'one that is open stays'
     # The exporter may hear a little later that its reader has left, and Ceph of the clone's end.
     until(lambda: ceph_exporter.retire(facts.image_id, with_base=True), 'nobody reads it', 60)
     ceph_exporter.keep_open([manifest])
-    CephBases(ceph_conf).sweep(lambda image_id, path: False)
+    CephBases(ceph_conf).remove_retired(rows)
     assert clones(glance_store, facts), 'one that was opened just now may be read soon'
     monkeypatch.setattr(connectors, '_FRESH_SECONDS', 0)
 
     def gone():
         ceph_exporter.keep_open([manifest])
-        CephBases(ceph_conf).sweep(lambda image_id, path: False)
+        CephBases(ceph_conf).remove_retired(rows)
         return clones(glance_store, facts) == []
 
     # The exporter's own connection to it may end a little after its node.
@@ -168,7 +169,8 @@ def test_a_job_that_is_cancelled_leaves_no_clone(ceph_conf, glance_store, ceph_i
             raise exception.Cancelled('the image was deleted')
 
     with pytest.raises(exception.Cancelled):
-        CephBases(ceph_conf).obtain(facts, check, lambda count: cancelled.set())
+        CephBases(ceph_conf).obtain(facts, files(ceph_conf), check,
+                                    lambda count: cancelled.set())
     assert clones(glance_store, facts) == []
 
 
@@ -179,7 +181,9 @@ def test_clones_that_nothing_needs_are_removed_and_others_stay(ceph_conf, glance
     other = f'other-{facts.image_id}'
     glance_store.ceph.run('rbd', 'create', '--size', '1M', f'bootcache/storage/{other}')
     bases = CephBases(ceph_conf)
-    bases.sweep(lambda image_id, path: image_id == facts.image_id and path == kept)
+    rows = files(ceph_conf)
+    rows.abandon(facts.image_id, left)
+    bases.remove_retired(rows)
     assert set(clones(glance_store, facts)) == {places.clone_of(kept).name, other}
     assert bases.serves(facts, kept) and not bases.serves(facts, left)
     signed = dataclasses.replace(facts, properties={'img_signature': 'x'})
@@ -262,9 +266,8 @@ def test_a_keyring_of_another_user_is_named(monkeypatch, tmp_path):
     there = tmp_path / 'keyring'
     there.write_text('')
     monkeypatch.setattr(rbd.os, 'access', lambda path, mode: path != str(there))
-    error = rbd._fault('rbd ls', processutils.ProcessExecutionError(
-        exit_code=2, stderr='2026 -1 auth: unable to find a keyring on'
-        f' {tmp_path}/no,{there},/none: (2) No such file or directory'), 'one')
+    error = rbd._fault('rbd ls', 2, '2026 -1 auth: unable to find a keyring on'
+                       f' {tmp_path}/no,{there},/none: (2) No such file or directory', 'one')
     assert isinstance(error, rbd.RbdNoKey)
     assert f'{there} cannot be read by this service' in str(error)
 

@@ -9,7 +9,7 @@ from concurrent import futures
 
 import pytest
 from functional_tools import frozen, qemu_version, until
-from glance_rbd import MIB, SIZE, connected, content_of, go_on, obtained, served
+from glance_rbd import MIB, SIZE, connected, content_of, files, go_on, obtained, served
 
 from bootcache import exception
 from bootcache.ceph import places
@@ -170,12 +170,12 @@ def test_a_storage_service_that_starts_again_finds_what_is_open(ceph_conf, ceph_
 def test_while_ceph_is_away(ceph_conf, glance_store, ceph_image, ceph_exporter, directory, caplog):
     _path, facts = ceph_image
     manifest = obtained(ceph_conf, facts)
-    bases = CephBases(ceph_conf)
+    bases, rows = CephBases(ceph_conf), files(ceph_conf)
     with frozen(glance_store.ceph.pids()['mon.a']):
-        assert bases.obtain(facts, go_on, lambda count: None) is None
+        assert bases.obtain(facts, rows, go_on, lambda count: None) is None
         assert 'is Ceph up?' in caplog.text
         # Nobody asks a second time.
-        assert bases.obtain(facts, go_on, lambda count: None) is None
+        assert bases.obtain(facts, rows, go_on, lambda count: None) is None
         assert 'Ceph did not answer just now' in caplog.text
         with pytest.raises(exception.StorageDaemonError, match='cannot be opened'):
             ceph_exporter.ensure(manifest, None)

@@ -17,8 +17,8 @@ from bootcache.cacheimage import Base
 from bootcache.manifest import ImageState, Made, Manifest, Standing
 from glance_bootcache.ceph.basenode import base_of
 from glance_bootcache.filestore.snapshots import FileSnapshots
-from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.storage import serving
+from tools import storedimages
 
 EXPORT = f'base-{IMAGE}'
 
@@ -28,7 +28,7 @@ def verified(node, service):  # noqa: F811
     """The node's image as the storage service has it, served."""
     with open(node.base, 'rb') as stream:
         digest = hashlib.file_digest(stream, 'sha256').hexdigest()
-    manifest = service.store.put(Manifest(IMAGE, Standing.DONE, made=Made(
+    manifest = storedimages.put(service.store, Manifest(IMAGE, Standing.DONE, made=Made(
         image_format='qcow2', virtual_bytes=SIZE, stored_bytes=os.path.getsize(node.base),
         base_path=node.base, base_export=EXPORT, base_hash=f'sha256:{digest}',
         base_file=savefile.signature(node.base))))
@@ -124,7 +124,7 @@ def test_one_that_is_read_goes_on_meanwhile(node, service, verified):  # noqa: F
 def test_one_that_is_written_over_in_place_is_cut_off(node, service, verified,  # noqa: F811
                                                       standing):
     """The exporter has that very file open. A right one, of the same export, is served anew."""
-    node.exporter.ensure_stored(service.store.put(verified.standing_at(standing)))
+    node.exporter.ensure_stored(storedimages.put(service.store, verified.standing_at(standing)))
     right = first_bytes(node)
     wrong = bytes(255 - byte for byte in right)
     write_over(node.base, right, wrong)
@@ -137,7 +137,7 @@ def test_one_that_is_written_over_in_place_is_cut_off(node, service, verified,  
         shutil.copy(node.base, good)
         write_over(good, wrong, right)
         until(lambda: IMAGE not in node.exporter._suspended, 'that it may be served')
-        service.tiers.serve(service.store.put(
+        service.tiers.serve(storedimages.put(service.store,
             verified.making(base_path=good, base_file=savefile.signature(good))))
         assert first_bytes(node) == right
 
@@ -171,7 +171,7 @@ def test_one_that_cannot_be_looked_at_keeps_no_other_from_being_served(
     others = []
     for first in 'f0':
         path = shutil.copy2(node.base, f'{node.base}.{first}')
-        others.append(service.store.put(dataclasses.replace(
+        others.append(storedimages.put(service.store, dataclasses.replace(
             verified, image_id=first + IMAGE[1:]).making(
             base_path=path, base_export=f'base-{first}', base_file=savefile.signature(path))))
     os.rename(node.base, f'{node.base}.away')
@@ -189,9 +189,7 @@ def test_one_that_cannot_be_looked_at_keeps_no_other_from_being_served(
 def test_nothing_else_is_made_of_it(node, verified, directory):
     assert isinstance(base_of(verified, node.exporter._conf), Base)
     conf = configured(f'{directory}/snapshots', os.path.dirname(node.base))
-    other = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
     replace(node.base, other_byte)
     with pytest.raises(exception.StorageDaemonError, match='hashed again first'):
         base_of(verified, node.exporter._conf)
-    with pytest.raises(SnapshotUnfit, match='hashed again first'):
-        FileSnapshots(conf, ALWAYS).begin(verified, other, SIZE)
+    assert 'hashed again first' in FileSnapshots(conf, ALWAYS).refusal(verified)

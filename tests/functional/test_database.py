@@ -11,22 +11,25 @@ import time
 import pytest
 from alembic import autogenerate, migration
 from command import command
-from databases import MariaDB, PostgreSQL
 from functional_tools import until
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
+from bootcache.manifest import Manifest
 from bootcache.rpc.report import HostReport
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import engine, models, schema, start
 from glance_bootcache.db.engine import Database, upsert
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.snapshots.records import Record, Records, Stage
+from glance_bootcache.storage import imagerows
 from glance_bootcache.storage.lastuses import LastUses
+from tools.databases import MariaDB, PostgreSQL
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -111,6 +114,20 @@ def database(url, directory):
     made.close()
 
 
+def add_node(database, directory):
+    """Have the database know a storage node; return the number of its row."""
+    return StorageNode(database, f'{directory}/node.json', 'storage-1').id
+
+
+def add_images(database, directory, *images):
+    """Have the database know images."""
+    row = {**imagerows.to_row(Manifest(IMAGE)),
+           'node_id': add_node(database, directory),
+           'term': 1, 'version': 1}
+    database.write(lambda connection: upsert(connection, models.ImageRow, [
+        {**row, 'image_id': image} for image in images or (IMAGE, OTHER)]))
+
+
 def written(database, *sources):
     Writer(database, [source.changes for source in sources]).write(at_once=True)
 
@@ -151,9 +168,10 @@ def test_without_tables_or_with_those_of_a_later_release(url, directory):
 
 # What is kept.
 
-def test_what_is_written_is_there_after_a_restart(database):
-    records, orders = Records(database), Orders(database)
+def test_what_is_written_is_there_after_a_restart(database, directory):
+    records, orders = Records(database, 1), Orders(database)
     needs, uses = ReportedNeeds(database), LastUses(database)
+    add_images(database, directory)
     for _again in range(2):
         records.put(BEGUN)
         orders.add(IMAGE, ['Host', 'host'])
@@ -163,30 +181,30 @@ def test_what_is_written_is_there_after_a_restart(database):
         needs.note('odd', HostReport())
         uses.record(IMAGE, 1763697600.125)
         written(database, orders, needs, uses)
-    assert Records(database).all() == [BEGUN]
+    assert Records(database, 1).all() == [BEGUN]
     orders, needs, uses = Orders(database), ReportedNeeds(database), LastUses(database)
     assert orders.of('Host') == {IMAGE} == orders.of('host') and orders.is_for_all(OTHER)
     assert needs.hosts(IMAGE) == ['Host', 'host'] and needs.hosts(OTHER) == ['host']
     assert needs.needed('none of them') and uses.last(IMAGE) == 1763697600.125
     records.put(Record(IMAGE, 'rbd', 'host-1', 'snapshot-x', Stage.FINISHED, 5.0))
-    assert [record.stage for record in Records(database).all()] == [Stage.FINISHED]
-    records.drop(IMAGE)
+    assert [record.stage for record in Records(database, 1).all()] == [Stage.FINISHED]
+    records.drop(records.get(IMAGE))
     orders.settle('host', [])
     needs.note('host', HostReport(needs=frozenset([OTHER])))
     needs.note('odd', HostReport(needs=frozenset()))
-    uses.keep_only([])
     written(database, orders, needs, uses)
     orders, needs = Orders(database), ReportedNeeds(database)
-    assert Records(database).all() == [] and LastUses(database).last(IMAGE) is None
+    assert Records(database, 1).all() == []
     assert orders.of('host') == frozenset() and orders.of('Host') == {IMAGE}
     assert needs.hosts(IMAGE) == ['Host'] and needs.hosts(OTHER) == ['host']
     assert not needs.needed('none of them')
 
 
-def test_many_hosts_are_written_and_read(database):
+def test_many_hosts_are_written_and_read(database, directory):
     """As after a start, when all report at once."""
     needs, uses = ReportedNeeds(database), LastUses(database)
     images = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1000)]
+    add_images(database, directory, *images)
     for host in range(1200):
         needs.note(f'host-{host}', HostReport(needs=frozenset(images[host % 900:][:10])))
     for image in images:
@@ -257,14 +275,15 @@ def test_while_the_database_is_away_nothing_is_lost(mariadb, directory):
     """Reports are written later; what somebody waits for is refused, and has not happened."""
     database = Database(configured(directory, mariadb.database()))
     schema.sync(database)
-    records, orders = Records(database), Orders(database)
+    records, orders = Records(database, 1), Orders(database)
     needs, uses = ReportedNeeds(database), LastUses(database)
+    add_images(database, directory)
     orders.add(OTHER, ['host'])
     needs.note('host', HostReport(needs=frozenset([IMAGE])))
     records.put(BEGUN)
     written(database, orders, needs, uses)
     mariadb.stop()
-    for refused in (lambda: orders.add(IMAGE, ['host']), lambda: records.drop(IMAGE),
+    for refused in (lambda: orders.add(IMAGE, ['host']), lambda: records.drop(BEGUN),
                     lambda: written(database, needs, uses, orders)):
         needs.note('host', HostReport(needs=frozenset([OTHER])))
         uses.record(IMAGE, 5.0)
@@ -276,7 +295,7 @@ def test_while_the_database_is_away_nothing_is_lost(mariadb, directory):
     assert needs.hosts(OTHER) == ['host'] and uses.last(IMAGE) == 5.0
     mariadb.start()
     written(database, needs, uses, orders)
-    assert Records(database).all() == [BEGUN]
+    assert Records(database, 1).all() == [BEGUN]
     assert Orders(database).of('host') == frozenset()
     assert ReportedNeeds(database).hosts(OTHER) == ['host'] and LastUses(database).last(IMAGE) == 5
     database.close()
@@ -286,7 +305,7 @@ def test_a_database_that_hangs_holds_nobody_up_for_good(mariadb, directory):
     url = f'{mariadb.database()}&read_timeout=2&connect_timeout=2'
     database = Database(configured(directory, url))
     schema.sync(database)
-    records = Records(database)
+    records = Records(database, add_node(database, directory))
     mariadb.freeze(True)
     began = time.monotonic()
     try:
@@ -296,7 +315,7 @@ def test_a_database_that_hangs_holds_nobody_up_for_good(mariadb, directory):
         mariadb.freeze(False)
     assert time.monotonic() - began < 60
     until(lambda: not records.put(BEGUN), 'the end of it')
-    assert Records(database).all() == [BEGUN]
+    assert Records(database, 1).all() == [BEGUN]
     database.close()
 
 
@@ -307,11 +326,12 @@ def test_a_table_that_somebody_else_locks_holds_nobody_up_for_good(servers, kind
     url = servers(kind).database() + '&read_timeout=2' * (kind is MariaDB)
     database, other = (Database(configured(directory, url)) for _session in range(2))
     schema.sync(database)
-    records, is_locked, is_over = Records(database), threading.Event(), threading.Event()
+    node_id = add_node(database, directory)
+    records, is_locked, is_over = Records(database, node_id), threading.Event(), threading.Event()
 
     def lock(connection):
         upsert(connection, models.SnapshotRow, [
-            {**dataclasses.asdict(BEGUN), 'stage': BEGUN.stage.value}])
+            {**dataclasses.asdict(BEGUN), 'stage': BEGUN.stage.value, 'node_id': node_id}])
         is_locked.set()
         assert is_over.wait(60)
 
@@ -327,7 +347,7 @@ def test_a_table_that_somebody_else_locks_holds_nobody_up_for_good(servers, kind
         locking.join()
     assert time.monotonic() - began < 30 and records.all() == []
     records.put(BEGUN)
-    assert Records(database).all() == [BEGUN]
+    assert Records(database, 1).all() == [BEGUN]
     database.close()
     other.close()
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from command import command
-from databases import MariaDB, PostgreSQL
 from test_database import MANAGE
+
+from tools.databases import MariaDB, PostgreSQL
 
 PAGE = (Path(__file__).resolve().parents[2] / 'doc' / 'source' / 'install.rst').read_text()
 

@@ -189,5 +189,5 @@ def test_nova_compute_does_other_things_while_its_layout_is_read(cloud, child, h
 def test_two_that_are_the_same_differ_in_nothing(cloud, host, contents):
     cloud.add(CHILD, contents[0], image_type='snapshot', base_image_ref=PARENT)
     child = cloud.build(CHILD, inherits=True)
-    assert cloud.store.load_difference(child).data_bytes == 0
+    assert child.made.difference.data_bytes == 0
     assert_right(host, cloud, fetch(host, cloud), True)

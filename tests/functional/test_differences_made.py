@@ -6,6 +6,7 @@ Building, exporter and tiers are real; Glance and RPC are stand-ins.
 import dataclasses
 import os
 import random
+import threading
 
 import pytest
 from differences_house import CHILD, PARENT, SET, SIZE, offered
@@ -20,20 +21,20 @@ from tiers_house import memory as memory
 from bootcache import difference
 from bootcache.rpc.messages import BootAction, PlanBoot
 from glance_bootcache import snapshotrules
+from tools import storedimages
 
 
 def test_its_files_are_those_of_its_cache_image(cloud, child):
     def names():
         return sorted(name.partition('.')[2] for name in os.listdir(cloud.store.directory(CHILD)))
 
-    assert names() == ['difference', 'difference.json', 'json', 'json', 'zstd.qcow2']
+    assert names() == ['difference', 'zstd.qcow2']
     again = cloud.build(CHILD)
-    assert names() == ['difference', 'difference.json', 'json', 'json', 'zstd.qcow2']
+    assert names() == ['difference', 'zstd.qcow2']
     assert again.made.cache_image.file != child.made.cache_image.file
-    cloud.store.sweep(again)
-    assert cloud.store.load_difference(again).parent == PARENT
-    cloud.store.put(again.making(cache_image=None))
-    assert names() == ['json', 'json']
+    assert again.made.difference.parent == PARENT
+    storedimages.put(cloud.store, again.making(cache_image=None, difference=None))
+    assert names() == []
 
 
 def made_meanwhile(monkeypatch, do):
@@ -61,11 +62,31 @@ def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypat
         ask('')
 
     made_meanwhile(monkeypatch, look)
-    assert cloud.store.load_difference(cloud.build(CHILD, inherits=True)) is not None
+    assert cloud.build(CHILD, inherits=True).made.difference is not None
     ask('server')
     # Its servers wait, not for ever; what is no server's does not.
     assert [answer['action'] for answer in answers] == [action, 'cache', 'cache']
     assert ['difference' in answer for answer in answers] == [False, False, True]
+
+
+def test_a_server_that_asks_as_it_is_finished_gets_what_differs(cloud, monkeypatch):
+    """Its answer was of the row before, and of the step that had ended since."""
+    begun, may_end = threading.Event(), threading.Event()
+    made_meanwhile(monkeypatch, lambda: (begun.set(), may_end.wait(60)))
+    builder = threading.Thread(target=cloud.build, args=(CHILD,), kwargs={'inherits': True})
+    builder.start()
+    assert begun.wait(60)
+    check = cloud.house.tiers.check
+
+    def late(manifest):
+        may_end.set()
+        builder.join()
+        return check(manifest)
+
+    monkeypatch.setattr(cloud.house.tiers, 'check', late)
+    answers = [cloud.boots.plan_boot(PlanBoot(CHILD, 'host-1', 'server')) for _time in range(2)]
+    assert [answer['action'] for answer in answers] == ['wait', 'cache']
+    assert 'difference' in answers[1]
 
 
 def test_of_a_later_one_the_older_is_told_with_its_difference_until_both_are_there(
@@ -84,19 +105,28 @@ def test_a_snapshot_that_goes_meanwhile_leaves_none(cloud, monkeypatch):
     made_meanwhile(monkeypatch, lambda: cloud.running.cancel(CHILD))
     manifest = cloud.build(CHILD, inherits=True)
     assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
-    assert cloud.store.load_difference(manifest) is None
+    assert manifest.made.difference is None
 
 
-def test_one_that_was_not_finished_is_swept(cloud, child):
-    os.unlink(f'{cloud.store.difference_path(CHILD, child.made.cache_image.file)}.json')
-    cloud.store.sweep(child)
-    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
+def test_one_that_was_not_finished_is_removed_at_the_next_start(cloud, monkeypatch):
+    def killed():
+        raise KeyboardInterrupt
+
+    made_meanwhile(monkeypatch, killed)
+    # As a kill does, it leaves the row.
+    monkeypatch.setattr(cloud.store.files, 'abandon', lambda *_file: None)
+    manifest = cloud.build(CHILD, inherits=True)
+    path = cloud.store.difference_path(CHILD, manifest.made.cache_image.file)
+    with open(path, 'wb'):
+        pass
+    storedimages.opened(cloud.house.conf).retire_left()
+    assert not os.path.exists(path) and len(os.listdir(cloud.store.directory(CHILD))) == 1
 
 
 def test_glance_is_not_asked_again_whose_snapshot_it_is(cloud, child):
     del cloud.facts[CHILD]
     again = cloud.build(CHILD)
-    assert again != child and cloud.store.load_difference(again).parent == PARENT
+    assert again != child and again.made.difference.parent == PARENT
 
 
 @pytest.mark.parametrize('what', ['much differs', 'no snapshot', 'not visible', 'parent evicted'])
@@ -112,14 +142,14 @@ def test_where_it_would_not_be_worth_it_or_right_there_is_none(cloud, what):
     if what == 'parent evicted':
         cloud.store.change(PARENT, lambda known: known.making(cache_image=None))
     manifest = cloud.build(CHILD)
-    assert cloud.store.load_difference(manifest) is None
+    assert manifest.made.difference is None
     assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
     assert 'difference' not in cloud.plan_boot(PlanBoot(CHILD, 'host-1', ''))
 
 
 def test_it_counts_for_the_quota_of_the_disk(cloud, child):
     item = cloud.house.tiers._on_disk(child, False)
-    assert item.bytes == child.made.cache_image.bytes + cloud.store.load_difference(child).bytes
+    assert item.bytes == child.made.cache_image.bytes + child.made.difference.bytes
 
 
 def test_it_is_served_while_somebody_asks(cloud, child):

@@ -18,6 +18,7 @@ from glance_bootcache.exchange.offers import ExchangeOffers, Given
 from nova_bootcache.settling import fullbase
 from nova_bootcache.settling.fullbase import ExchangedBase
 from nova_bootcache.settling.partial import JOURNAL, Partial
+from tools import storedimages
 
 pytestmark = apart.needs_libtorrent
 
@@ -32,7 +33,7 @@ class Bases:
         self.cloud, self.path, self.node = cloud, path, serve(path)
         self.size, self.digest = os.path.getsize(path), savefile.file_digest(path, 'sha512')
         self.hash = f'sha512:{self.digest}'
-        cloud.store.save(cloud.store.load(IMAGE).making(
+        storedimages.put(cloud.store, cloud.store.load(IMAGE).making(
             base_path=path, base_hash=self.hash, stored_bytes=self.size, image_format='raw'))
 
     def others(self, host):
@@ -245,13 +246,13 @@ def test_wrong_content_is_copied_anew(bases):
     with open(bases.path, 'rb') as right, open(wrong, 'wb') as stream:
         stream.write(right.read()[:-MIB] + bytes(MIB))
     store = bases.cloud.store
-    store.save(store.load(IMAGE).making(base_path=wrong))
+    storedimages.put(store, store.load(IMAGE).making(base_path=wrong))
     bases.complete(one)
 
 
 def test_nobody_is_told_of_what_is_not_settled(bases):
     store, one = bases.cloud.store, bases.cloud.host()
-    store.save(store.load(IMAGE).wishing(settle=False))
+    storedimages.put(store, store.load(IMAGE).wishing(settle=False))
     assert bases.complete(one) is None
     assert not bases.told()
 

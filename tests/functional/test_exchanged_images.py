@@ -18,6 +18,7 @@ from bootcache.manifest import CacheInfo, Standing
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import ExchangeCache
 from glance_bootcache.exchange.offers import ExchangeOffers
+from tools import storedimages
 
 pytestmark = apart.needs_libtorrent
 
@@ -178,7 +179,7 @@ def test_what_is_not_given_out_is_not_exchanged_either(cloud):
     assert offered() is not None
     assert cloud.service.offers.offer(ExchangeCache(IMAGE, 'host', '0' * 64, '127.0.7.9', 1,
         '')) is None
-    cloud.store.save(cloud.node.manifest.standing_at(
+    storedimages.put(cloud.store, cloud.node.manifest.standing_at(
         Standing.SKIPPED, Cause(Reason.REFUSED, 'it is private now')))
     assert offered() is None
 
@@ -232,7 +233,7 @@ def test_a_file_that_is_rewritten_for_this_host_is_not_given_on(cloud):
     one = cloud.host()
     one.fetches._gateway_socket = '/run/else/gateway.sock'
     answer = cloud.node.answer()
-    fetched(one.fetches, cloud.node.remote(), CacheInfo.from_dict(answer['cache_image']),
+    fetched(one.fetches, cloud.node.remote(), CacheInfo(**answer['cache_image']),
             answer['cache_export'])
     assert one.client.files()['files'] == {} and one.client.files()['got'] >= cloud.info.bytes
     # Nor where others were told of this host before.

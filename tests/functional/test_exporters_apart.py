@@ -22,8 +22,8 @@ from glance_bootcache.db import start
 from glance_bootcache.storage import exporter, exporters, serving
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 # ruff: noqa: F811
 
@@ -31,7 +31,7 @@ from glance_bootcache.storage.tiers import StorageTiers
 def test_what_is_made_is_served_to_nobody_before_it_is_asked_for(node, one, storage_conf, directory,
                                                                   make_base):
     """Nor by the one of all hosts, where who has the certificate of any could list it."""
-    store = ImageStore(storage_conf.bootcache.state_dir)
+    store = storedimages.opened(storage_conf)
     tiers = StorageTiers(storage_conf, store, node.exporter,
                          LastUses(start.wait_for(storage_conf)))
     rebuilding = Rebuilding(types.SimpleNamespace(
@@ -71,7 +71,7 @@ def test_one_that_hangs_disturbs_no_image_but_those_that_it_serves(node, one, ot
         caplog.clear()
         for _round in range(3):
             exporters.start()
-            serving.serve_again([node.manifest], [f'base-{IMAGE}'], lambda manifest:
+            serving.serve_again({IMAGE: node.manifest}.get, [f'base-{IMAGE}'], lambda manifest:
                                 exporters.ensure(manifest, None, (one.certificate,)))
         assert 1 <= sum(record.levelname == 'WARNING' for record in caplog.records) <= 2
         with pytest.raises(exception.StorageDaemonError):
@@ -104,11 +104,11 @@ def test_what_only_some_of_them_could_serve_from_memory_is_served_from_disk(
     monkeypatch.setattr(exporter, '_PATIENCE_SECONDS', 1)
     storage_conf.set_override('storage_memory_directory', memory, 'bootcache')
     storage_conf.set_override('storage_memory_quota', '64MiB', 'bootcache')
-    store = ImageStore(storage_conf.bootcache.state_dir)
+    store = storedimages.opened(storage_conf)
     os.makedirs(store.directory(IMAGE))
     node.build(*SET)
     path = shutil.copy(node.cache_path, store.path(IMAGE, node.manifest.made.cache_image.file))
-    store.save(node.manifest)
+    storedimages.put(store, node.manifest)
     node.cache_path = path
     tiers = StorageTiers(storage_conf, store, node.exporter,
                          LastUses(start.wait_for(storage_conf)))
@@ -140,8 +140,8 @@ def test_renewed_certificates_take_few_exporters_away_at_a_time(node, one, other
         assert exports and not node.exporter._of(certificate).runs
         left.remove(certificate)
         assert all(handles[name].pread(512, 0) for name in left), 'the others are read from'
-        serving.serve_again([node.manifest], exports, lambda manifest: node.exporter.ensure(
-            manifest, node.cache_path, (certificate,)))
+        serving.serve_again({IMAGE: node.manifest}.get, exports, lambda manifest:
+                            node.exporter.ensure(manifest, node.cache_path, (certificate,)))
         host = next(host for host in (one, other) if host.certificate == certificate)
         assert host.lists(told[certificate]) == {told[certificate][name] for name in (
             'base_export', 'cache_export')}

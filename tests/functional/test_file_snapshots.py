@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import tempfile
+import time
 
 import pytest
 from functional_tools import qemu_img, until
@@ -20,7 +21,9 @@ from glance_files import (
     SIZE,
     Trial,
     Upload,
+    begun,
     configured,
+    finished,
     looked,
     made_of,
     tried,
@@ -33,8 +36,10 @@ from bootcache.naming import nbd_unix_uri
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
-from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
+from glance_bootcache.snapshots.records import Record
+from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.snapshots.uploading import upload
+from tools import storedimages
 
 
 @pytest.fixture(scope='module')
@@ -81,16 +86,9 @@ def base(make_base):
     return make
 
 
-def begun(snapshots, path, image_format, image, size=SIZE):
-    """Begin a snapshot, and return the node that is written."""
-    found = snapshots.begin(made_of(path, image_format), image, size)
-    assert found.disk_format == image_format and snapshots.left() == [image]
-    return found.node
-
-
-def shared(snapshots):
+def shared(snapshots, record):
     """Have upkeep come by until all is shared."""
-    until(lambda: snapshots.tidy() or not snapshots._journal.images(), 'the sharing')
+    until(lambda: snapshots.settled(record, time.monotonic() + 10), 'the sharing')
 
 
 def write(directory, node, seed=1, size=SIZE):
@@ -130,17 +128,18 @@ def test_a_snapshot_becomes_an_image_as_it_is(place, glance, base, directory, im
     before = used(place)
     image = glance.image(disk_format=image_format)
     # Of a server whose disk is larger than its base.
-    node = begun(snapshots, path, image_format, image, SIZE + 32 * MIB)
+    record, node = begun(snapshots, made_of(path, image_format), image, SIZE + 32 * MIB)
+    assert snapshots.left() == [image]
     wanted = write(directory, node, size=SIZE + 32 * MIB)
     assert os.path.getsize(wanted) == SIZE + 32 * MIB
-    with snapshots.looked_at(image, directory, lambda: None) as look:
-        same(look.path, look.disk_format, wanted)
-    stored = snapshots.finish(image)
-    assert stored == snapshots.finish(image) == Stored(url=f'bootcache://file/{image}')
-    assert snapshots.left() == []
-    glance.add_location(image, stored.url)
+    with snapshots.looked_at(record, directory, lambda: None) as path_there:
+        same(path_there, image_format, wanted)
+    put = []
+    url = snapshots.finish(record, put.append)
+    assert url == f'bootcache://file/{image}' and snapshots.left() == []
+    glance.add_location(image, url)
     glance.wait(image)
-    snapshots.settled(image)
+    assert snapshots.settled(put[-1], 0)
     assert os.listdir(f'{glance.images}/.bootcache') == []
     same(glance.file(image), image_format, wanted)
     assert used(place) - before < 2 * CHANGED
@@ -159,22 +158,20 @@ def test_one_that_is_uploaded_shares_afterwards(place, plain_glance, base, direc
     snapshots = tried(conf, plain_glance)
     # Of the trial nothing is left.
     assert os.listdir(plain_glance.images) == ['.bootcache']
-    assert Trial(plain_glance).left() == []
+    assert Trial(plain_glance).there() == []
     before = used(place)
     image = plain_glance.image(disk_format=image_format)
-    wanted = write(directory, begun(snapshots, path, image_format, image))
-    stored = snapshots.finish(image)
-    assert stored.path and not stored.url
-    upload(Upload(plain_glance), image, stored.path, lambda: None)
+    record, node = begun(snapshots, made_of(path, image_format), image)
+    wanted = write(directory, node)
+    assert finished(snapshots, record, directory) == (record, '')
+    upload(Upload(plain_glance), image, record.work, lambda: None)
     assert plain_glance.status(image) == 'active'
     assert used(place) - before > SIZE * 3 // 4
-    snapshots.settled(image)
+    assert not snapshots.settled(record, 0)
     # A process that ends before it is done begins anew.
-    snapshots._sharing.go_on(0)
     snapshots = FileSnapshots(conf, NEVER)
-    assert snapshots.left() == []
-    shared(snapshots)
-    assert not os.path.exists(stored.path)
+    shared(snapshots, record)
+    assert snapshots.left() == [] and not os.path.exists(record.work)
     same(plain_glance.file(image), image_format, wanted)
     assert used(place) - before < 2 * CHANGED
     plain_glance.client().images.delete(image)
@@ -193,11 +190,11 @@ def test_without_reflinks_it_is_a_copy(plain_glance, base, directory, image_form
     snapshots = FileSnapshots(conf, NEVER)
     for seed in (1, 2):
         image = plain_glance.image(disk_format=image_format)
-        wanted = write(directory, begun(snapshots, path, image_format, image), seed)
-        stored = snapshots.finish(image)
-        upload(Upload(plain_glance), image, stored.path, lambda: None)
-        snapshots.settled(image)
-        shared(snapshots)
+        record, node = begun(snapshots, made_of(path, image_format), image)
+        wanted = write(directory, node, seed)
+        finished(snapshots, record, directory)
+        upload(Upload(plain_glance), image, record.work, lambda: None)
+        shared(snapshots, record)
         same(plain_glance.file(image), image_format, wanted)
         plain_glance.client().images.delete(image)
     assert caplog.text.count('each snapshot takes the space of all of its base') == 1
@@ -210,10 +207,10 @@ def test_nothing_replaces_an_image(place, glance, base, directory):
     path = base(f'{place}/state3')
     image = glance.upload(b'of somebody else')
     snapshots = FileSnapshots(conf, ALWAYS)
-    begun(snapshots, path, 'raw', image)
+    record, _node = begun(snapshots, made_of(path, 'raw'), image)
     with pytest.raises(SnapshotUnfit, match='nothing replaces'):
-        snapshots.finish(image)
-    assert snapshots.discard(image)
+        finished(snapshots, record, directory)
+    assert snapshots.discard(record)
     assert snapshots.left() == [] and glance.content(image) == b'of somebody else'
 
 
@@ -222,22 +219,17 @@ def test_what_a_crash_leaves_is_listed_and_removed(place, glance, base, director
     path = base(f'{place}/state4')
     ids = [f'7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e0{number}' for number in range(4)]
     first = FileSnapshots(conf, ALWAYS)
-    for image in ids:
-        first.begin(made_of(path, 'raw'), image, SIZE)
-    first.finish(ids[0])
+    records = [begun(first, made_of(path, 'raw'), image)[0] for image in ids]
+    for number in (0, 3):
+        records[number], _url = finished(first, records[number], directory)
     # A crash between the two names of a file that gets its place.
-    first.finish(ids[3])
     os.link(glance.file(ids[3]), f'{glance.images}/.bootcache/{ids[3]}.snapshot')
-    # What was noted is lost, or damaged, and the files are there.
-    os.unlink(f'{directory}/state/snapshots/{ids[1]}.json')
-    with open(f'{directory}/state/snapshots/{ids[2]}.json', 'w') as stream:
-        stream.write('{}')
     second = FileSnapshots(conf, NEVER)
     # What is in the store, for Glance to have, is not for the taking.
-    assert second.left() == ids[1:3]
-    assert second.finish(ids[3]).url and os.stat(glance.file(ids[3])).st_nlink == 1
-    for image in ids:
-        assert second.discard(image)
+    assert second.left() == ids[1:]
+    # Of some nothing is known but the id.
+    for record in (records[0], Record(ids[1]), Record(ids[2]), records[3]):
+        assert second.discard(record)
     assert not any(os.path.exists(glance.file(image)) for image in ids)
     assert os.listdir(f'{glance.images}/.bootcache') == []
     assert os.listdir(f'{directory}/state/snapshots') == []
@@ -247,13 +239,13 @@ def test_what_is_in_its_place_by_now_is_not_removed(place, glance, base, directo
     conf = configured(f'{directory}/state', glance.images)
     image = glance.image()
     snapshots = FileSnapshots(conf, ALWAYS)
-    begun(snapshots, base(f'{place}/state5'), 'raw', image)
-    snapshots.finish(image)
+    record, _node = begun(snapshots, made_of(base(f'{place}/state5'), 'raw'), image)
+    record, _url = finished(snapshots, record, directory)
     # Glance's own, another file: the stock way came first.
     os.rename(glance.file(image), f'{place}/older')
     with open(glance.file(image), 'wb') as stream:
         stream.write(b'another')
-    snapshots.discard(image)
+    snapshots.discard(record)
     assert os.path.exists(glance.file(image))
     os.unlink(glance.file(image))
     os.unlink(f'{place}/older')
@@ -269,64 +261,64 @@ def test_an_upload_can_be_given_up(plain_glance, base, directory):
     conf = configured(f'{directory}/state', plain_glance.images)
     image = plain_glance.image()
     snapshots = FileSnapshots(conf, NEVER)
-    begun(snapshots, base(f'{directory}/bases'), 'raw', image)
-    stored = snapshots.finish(image)
+    record, _node = begun(snapshots, made_of(base(f'{directory}/bases'), 'raw'), image)
+    finished(snapshots, record, directory)
     with pytest.raises(StopError):
-        upload(Upload(plain_glance), image, stored.path, stop)
+        upload(Upload(plain_glance), image, record.work, stop)
     assert snapshots.left() == [image]
-    snapshots.discard(image)
+    snapshots.discard(record)
     assert snapshots.left() == [] and os.listdir(f'{directory}/state/snapshots') == []
 
 
 def test_what_does_not_fit_is_refused_and_leaves_nothing(base, directory):
     path = base(f'{directory}/bases')
-    with pytest.raises(SnapshotUnfit, match='glance_store_dirs is not set'):
-        FileSnapshots(configured(f'{directory}/state'), NEVER).begin(made_of(path, 'raw'), BASE,
-                                                                     SIZE)
+    unset = FileSnapshots(configured(f'{directory}/state'), NEVER)
+    assert 'glance_store_dirs is not set' in unset.refusal(made_of(path, 'raw'))
     os.mkdir(f'{directory}/images')
     conf = configured(f'{directory}/state', f'{directory}/images')
     snapshots = FileSnapshots(conf, NEVER)
+    assert 'vmdk' in snapshots.refusal(made_of(path, 'vmdk'))
+    assert 'no file' in snapshots.refusal(made_of('rbd:a/b/c', 'raw'))
     with pytest.raises(SnapshotUnfit, match='its base'):
-        snapshots.begin(made_of(path, 'raw'), BASE, SIZE - 512)
-    with pytest.raises(SnapshotUnfit, match='vmdk'):
-        snapshots.begin(made_of(path, 'vmdk'), BASE, SIZE)
-    with pytest.raises(SnapshotUnfit, match='no file'):
-        snapshots.begin(made_of('rbd:a/b/c', 'raw'), BASE, SIZE)
-    with pytest.raises(exception.Interrupted):
-        snapshots.begin(made_of(f'{directory}/absent', 'raw'), BASE, SIZE)
+        begun(snapshots, made_of(path, 'raw'), BASE, SIZE - 512)
+    with pytest.raises(FileNotFoundError):
+        begun(snapshots, made_of(f'{directory}/absent', 'raw'), BASE)
     with xfs(directory, size=400 << 20) as small:
         # Of the copy, and of what Glance would store of it.
         os.mkdir(f'{small}/images')
         large = FileSnapshots(configured(f'{directory}/state', f'{small}/images'), NEVER)
         with pytest.raises(SnapshotUnfit, match='no room'):
-            large.begin(made_of(path, 'raw'), BASE, 1 << 30)
+            begun(large, made_of(path, 'raw'), BASE, 1 << 30)
+        large.discard(Record(BASE))
         full = FileSnapshots(configured(f'{small}/state', f'{directory}/images'), NEVER)
         with open(f'{small}/other', 'wb') as stream:
             status = os.statvfs(small)
             os.posix_fallocate(stream.fileno(), 0, status.f_bavail * status.f_frsize - 8 * MIB)
         with pytest.raises(SnapshotUnfit, match='no room'):
-            full.begin(made_of(path, 'raw'), BASE, SIZE)
+            begun(full, made_of(path, 'raw'), BASE)
+        full.discard(Record(BASE))
         assert full.left() == [] and os.listdir(f'{small}/state/snapshots') == []
         # While it is written.
         os.unlink(f'{small}/other')
         small_base = f'{small}/base'
         shutil.copy(path, small_base)
         shared = FileSnapshots(configured(f'{small}/state', f'{small}/images'), ALWAYS)
-        shared.begin(made_of(small_base, 'raw'), BASE, SIZE)
-        shared.check_room(BASE)
+        record, _node = begun(shared, made_of(small_base, 'raw'), BASE)
+        shared.check_room(record)
         with open(f'{small}/other', 'wb') as stream:
             status = os.statvfs(small)
             os.posix_fallocate(stream.fileno(), 0, status.f_bavail * status.f_frsize - 4 * MIB)
         with pytest.raises(exception.StorageNodeFull):
-            shared.check_room(BASE)
+            shared.check_room(record)
     assert snapshots.left() == []
 
 
 def test_a_store_is_found_when_glance_gets_one(home, place, directory):
     clock = itertools.count(0, 1e6).__next__
+    rows = storedimages.opened(configured(f'{directory}/state')).files
     glance = Glance(f'{home}/later', f'{place}/later', 'file:file')
     try:
-        found = Registrars([glance.images], Trial(glance.start()), clock=clock)
+        found = Registrars([glance.images], Trial(glance.start()), rows, clock=clock)
         looked(found.look)
         assert not found.store_of(glance.images)
         glance.stop()
@@ -341,7 +333,7 @@ def test_a_store_is_found_when_glance_gets_one(home, place, directory):
         assert found.store_of(glance.images) == 'file'
         found.doubt(glance.images)
         assert not found.store_of(glance.images)
-        refused = Registrars([glance.images], Trial(glance, 'bootcache.service.member.'),
+        refused = Registrars([glance.images], Trial(glance, 'bootcache.service.member.'), rows,
                              clock=clock)
         looked(refused.look)
         assert not refused.store_of(glance.images)

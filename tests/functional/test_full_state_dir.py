@@ -7,6 +7,8 @@ import subprocess
 import pytest
 
 from bootcache import exception
+from glance_bootcache.db import start
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import imagework
 from glance_bootcache.storage.store import ImageStore
@@ -58,43 +60,51 @@ class Glance:
             self.least = min(self.least, free(self.place))
 
 
-def obtain(glance):
-    store = ImageStore(f'{glance.place}/state')
+def opened(storage_conf, place):
+    """A store there; the database is elsewhere."""
+    os.makedirs(storage_conf.bootcache.state_dir, exist_ok=True)
+    database = start.wait_for(storage_conf)
+    node = StorageNode(database, f'{storage_conf.bootcache.state_dir}/node.json', 'storage-1')
+    return ImageStore(f'{place}/state', database, node.id)
+
+
+def obtain(storage_conf, glance):
+    store = opened(storage_conf, glance.place)
     try:
         return imagework.obtain(glance.facts(), store, glance, [], lambda: None)
     finally:
         glance.left = os.listdir(store.directory(IMAGE))
 
 
-def test_one_that_fits(small):
+def test_one_that_fits(small, storage_conf):
     glance = Glance([b'x' * MIB] * 200, small)
-    path, _file = obtain(glance)
+    path, _file = obtain(storage_conf, glance)
     assert os.path.getsize(path) == 200 * MIB and glance.left == [os.path.basename(path)]
 
 
-def test_one_that_does_not_fit_is_not_begun(small):
+def test_one_that_does_not_fit_is_not_begun(small, storage_conf):
     glance = Glance([b'x' * MIB] * 253, small)
     with pytest.raises(exception.StorageNodeFull, match=f'{small}.*make room'):
-        obtain(glance)
+        obtain(storage_conf, glance)
     assert not glance.asked and glance.left == []
 
 
-def test_one_for_which_others_leave_no_room_is_given_up(small):
+def test_one_for_which_others_leave_no_room_is_given_up(small, storage_conf):
     glance = Glance([b'x' * MIB] * 200, small, others=100 * MIB)
     with pytest.raises(exception.StorageNodeFull):
-        obtain(glance)
+        obtain(storage_conf, glance)
     # Long before others have none.
     assert glance.least > 80 * MIB and glance.left == [] and free(small) > PLACE - 110 * MIB
 
 
-def test_a_state_directory_that_is_a_mount_of_its_own(directory, caplog):
+def test_a_state_directory_that_is_a_mount_of_its_own(directory, storage_conf, caplog):
     """As systemd's StateDirectory= can be: Glance's store is on the same file system."""
     glance, content = Glance([b'x' * MIB], directory), f'{directory}/store/{IMAGE}'
     for path in (f'{directory}/state', f'{directory}/store'):
         os.mkdir(path)
     with open(content, 'wb') as stream:
         stream.write(b'x' * MIB)
-    store = ImageStore(f'{directory}/state')
+    store = opened(storage_conf, directory)
 
     def base():
         return imagework.obtain(glance.facts(), store, glance, [f'{directory}/store'],

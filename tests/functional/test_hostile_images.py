@@ -27,7 +27,6 @@ from glance_bootcache.db import start
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
-from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.controller import Controller
@@ -42,8 +41,8 @@ from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MIB = 1 << 20
 HOSTILE = {
@@ -102,7 +101,7 @@ class Service:
             conf.set_override(name, value, bootcache_conf.GROUP)
         self.conf = conf
         self.glance = Glance()
-        self.store = ImageStore(conf.bootcache.state_dir)
+        self.store = storedimages.opened(conf)
         self.exporter = Exporters(conf, self.store.state_path('clients.json'))
         self.exporter.start()
         database, nova = start.wait_for(conf), NoServers()
@@ -110,7 +109,7 @@ class Service:
         tiers.start([])
         self.running = Running(conf.bootcache.concurrent_builds)
         retiring = Retiring(self.store, self.exporter, tiers, nova, ReportedNeeds(database),
-                            Hosts(self.store, tiers, Orders(database)))
+                            Orders(database))
         work = ImageWork(conf, self.store, self.glance, self.exporter, tiers, nova,
                          DiskRoom(self.store, self.running, self.exporter, tiers), retiring,
                          ServiceMetrics())
@@ -119,7 +118,7 @@ class Service:
                                      StatePublisher(conf, self.glance))
         self.controller.start()
         self.events = ImageEvents(self.controller.image_changed, self.controller.image_deleted,
-                                  self.controller.member_removed)
+                                  self.controller.let_go)
 
     def register(self, disk_format, make):
         """Have Glance tell of an image that has just become active; return its id."""
@@ -142,10 +141,10 @@ class Service:
               and self.controller.queue.is_idle(), 'the end of all steps', patience=800)
 
     def left(self, image_id):
-        """Return what there is of an image besides its manifest."""
-        return [path for path in os.listdir(self.store.directory(image_id))
-                if not path.endswith('.json')] \
-            + [export for export in self.exporter.common._daemon.exports() if image_id in export]
+        """Return what there is of an image besides its row."""
+        directory = self.store.directory(image_id)
+        return (os.listdir(directory) if os.path.exists(directory) else []) + [
+            export for export in self.exporter.common._daemon.exports() if image_id in export]
 
     def read(self, image_id):
         """Return the size of an image's base, as a host sees it, and its first bytes."""

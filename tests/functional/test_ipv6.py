@@ -58,7 +58,7 @@ def test_a_base_is_served_through_the_gateway(node, hosts):
 def test_a_cache_image_is_fetched(node, hosts, rate):
     node.build(Extent(4 * MIB, 300_000), Extent(0, 4096))
     answer = node.answer()
-    wanted = CacheInfo.from_dict(answer['cache_image'])
+    wanted = CacheInfo(**answer['cache_image'])
     entry = fetched(hosts().fetches, node.remote(), wanted, answer['cache_export'], rate=rate)
     assert entry.file_sha256 == wanted.sha256
 

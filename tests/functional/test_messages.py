@@ -35,6 +35,7 @@ from bootcache.rpc.messages import (
     ExchangeOffer,
     ExchangeWay,
     FinishSnapshot,
+    ForgetHost,
     GetImage,
     GetWarming,
     GetWorkingSet,
@@ -163,8 +164,15 @@ def conf(storage_conf, rabbit, monkeypatch):
 class Unheard:
     """Stands for what hosts need: what is told to it beside the others."""
 
+    def __init__(self, calls):
+        self._calls = calls
+
     def note(self, *_arguments):
         pass
+
+    def forget(self, name):
+        self._calls.put(('forget', (name,), {}))
+        return True
 
 
 @pytest.fixture
@@ -175,7 +183,7 @@ def manager(conf):
         Controller, ReportedBoots, Hosts, Operators, Warming)]
     manager.rejected, metrics = RejectedMessages(), ServiceMetrics()
     server = validation.get_server(get_transport(conf), 'storage',
-                                   Endpoints(*parts, Unheard(), manager.rejected,
+                                   Endpoints(*parts, Unheard(manager.calls), manager.rejected,
                                              Neighbour(manager, ExchangeOffers),
                                              Neighbour(manager, SnapshotJobs), metrics),
                                    manager.rejected, metrics)
@@ -215,6 +223,7 @@ def whole(name, message, **named):
     (*whole('report', ReportWarm(IMAGE, 'host', WarmOutcome.ERROR, 'no room')), None),
     (ListHosts(), ('describe', (None,), {}), [{'host': 'one', 'seen': 1.5}]),
     (HostBases('one'), ('bases', ('one',), {}), {'seen': 1.5, 'bases': None}),
+    (ForgetHost('one'), ('forget', ('one',), {}), True),
     (ImageHosts(IMAGE), ('image_hosts', (IMAGE,), {}), {'storage': 'disk', 'hosts': []}),
     (EvictImage(IMAGE, None), ('evict', (IMAGE, None), {}), ['one']),
     (EvictImage(IMAGE, ['one']), ('evict', (IMAGE, ['one']), {}), ['one']),

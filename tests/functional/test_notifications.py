@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import shlex
+import sqlite3
 import subprocess
 import threading
 
@@ -19,7 +20,7 @@ from bootcache.manifest import Manifest
 from bootcache.util.workqueue import WorkQueue
 from glance_bootcache.glance.listener import ImageEvents, get_listener
 from glance_bootcache.images.controller import Controller
-from glance_bootcache.storage.store import ImageStore
+from tools import storedimages
 
 INSTALL = pathlib.Path(__file__).resolve().parents[2] / 'doc' / 'source' / 'install.rst'
 SECURITY = INSTALL.with_name('security.rst')
@@ -151,12 +152,16 @@ def test_what_waited_costs_a_look_an_image(glance, listen, service, rabbitmqctl)
 
 @pytest.fixture
 def full(directory):
-    """A file system of 1 MiB without room, and what makes room in it."""
+    """A file system of 4 MiB, what fills it, and what makes room in it."""
     path, filler = f'{directory}/full', f'{directory}/full/filler'
     os.mkdir(path)
-    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1M', 'tmpfs', path], check=True)
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=4M', 'tmpfs', path], check=True)
 
     def fill():
+        with sqlite3.connect(f'{path}/bootcache.sqlite') as database:
+            # Its log has room otherwise for what is written next.
+            database.execute('PRAGMA wal_checkpoint(TRUNCATE)')
+        database.close()
         with open(filler, 'wb', buffering=0) as stream, contextlib.suppress(OSError):
             while True:
                 stream.write(bytes(4096))
@@ -170,12 +175,13 @@ def test_an_event_that_cannot_be_written_waits_on_the_bus(
         conf, glance, listen, service, rabbitmqctl, full, caplog):
     """Nothing in Glance tells later that a project less may see an image."""
     path, fill, make_room = full
-    store = ImageStore(path)
-    store.save(Manifest(IMAGES[0]))
+    conf.set_override('state_dir', path, bootcache_conf.GROUP)
+    store = storedimages.opened(conf)
+    storedimages.put(store, Manifest(IMAGES[0]))
     # A member's end is written into the record, and touches none of the neighbours.
     controller = Controller(conf, store, *[None] * 6)
     fill()
-    listen(controller.member_removed)
+    listen(controller.let_go)
     glance.info({}, 'image.member.delete', {'image_id': IMAGES[0], 'member_id': 'project'})
     until(lambda: 'cannot be written, and waits on the message bus' in caplog.text, 'the full disk')
     # Others are followed meanwhile.

@@ -52,7 +52,7 @@ def fetches(cache, socket):
 def fetch(cache, node, socket=None):
     answer = node.answer()
     return fetched(fetches(cache, socket or node.conf.gateway_socket), node.remote(),
-                   CacheInfo.from_dict(answer['cache_image']), answer['cache_export'])
+                   CacheInfo(**answer['cache_image']), answer['cache_export'])
 
 
 def connect(gateway, export):

@@ -23,9 +23,9 @@ from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.images.running import Running
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache.storagenode import Remote
+from tools import storedimages
 
 OTHER = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 2, 'timeout': 100, 'marker': 'login:'}
@@ -34,7 +34,7 @@ WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 2, 'timeout': 100, 'marker':
 @pytest.fixture
 def service(node, storage_conf):
     """What looks after the exporter; ``once`` is called by the test."""
-    store = ImageStore(storage_conf.bootcache.state_dir)
+    store = storedimages.opened(storage_conf)
     tiers = StorageTiers(storage_conf, store, node.exporter,
                          LastUses(start.wait_for(storage_conf)))
     errors = ReadErrors(store, node.exporter, tiers, Running(1), CephBases(storage_conf))
@@ -48,7 +48,7 @@ def service(node, storage_conf):
 def serve(node, service):
     """Serves an image as the storage service does."""
     def serve(image_id, path, virtual_bytes=SIZE):
-        manifest = service.store.put(Manifest(image_id, Standing.DONE,
+        manifest = storedimages.put(service.store, Manifest(image_id, Standing.DONE,
             made=Made(image_format='qcow2', virtual_bytes=virtual_bytes, stored_bytes=virtual_bytes,
             base_path=path, base_export=f'base-{image_id}')))
         node.exporter.ensure(manifest, None)
@@ -125,7 +125,7 @@ def test_a_base_that_can_be_read_again_is_served_again(hosts, node, service, rot
 
 def test_a_cache_image_that_cannot_be_read_counts_as_damaged(node, service, monkeypatch):
     node.build(Extent(3 * MIB, MIB))
-    manifest = service.store.put(node.manifest)
+    manifest = storedimages.put(service.store, node.manifest)
     export = node.exporter.cache_export(manifest)
     service._take_out(export)
     assert service.tiers.is_damaged(manifest) and export not in node.exports

@@ -25,6 +25,7 @@ from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.profileboot.job import ImageJob
 from glance_bootcache.storage.tiers import Content
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SIZE = 4 * MIB
@@ -43,7 +44,7 @@ class Rebuilding:
         os.makedirs(house.store.directory(IMAGE))
         name = house.store.save_working_set(IMAGE, WorkingSet(
             IMAGE, 'sha512:ab', SIZE, 65536, (Extent(MIB, MIB), Extent(0, MIB))))
-        house.store.save(Manifest(IMAGE, Standing.DONE, made=Made(
+        storedimages.put(house.store, Manifest(IMAGE, Standing.DONE, made=Made(
             base_path=base, base_hash='sha512:ab', image_format='raw', virtual_bytes=SIZE,
             base_export=f'base-{IMAGE}',
             working_set=WorkingSetInfo(name, 2 * MIB, 2, 65536, 'nova', 'marker', 1.0, 'login:'))

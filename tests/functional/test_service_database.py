@@ -6,7 +6,7 @@ import signal
 
 import nbd
 import pytest
-from databases import MariaDB
+import sqlalchemy as sa
 from functional_tools import free_port, until
 from service_process import CONTENT, PATIENCE, known_base, lines, served, serves
 from service_process import cloud as cloud  # a fixture
@@ -14,9 +14,11 @@ from service_process import images as images  # likewise
 from service_process import service as service  # likewise
 
 from glance_bootcache.db import conf as db_conf
-from glance_bootcache.db import schema
+from glance_bootcache.db import node, schema
 from glance_bootcache.db.engine import Database
+from glance_bootcache.db.models import StorageNodeRow
 from glance_bootcache.hosts.orders import Orders
+from tools.databases import MariaDB
 
 
 @pytest.fixture
@@ -108,3 +110,60 @@ def test_a_damaged_database_ends_it_and_is_left_as_it_is(service, directory, bas
     with open(path, 'rb') as stream:
         assert stream.read() == damage
     assert served(port, base) == CONTENT
+
+
+def end_exporter(directory):
+    """As a reboot does."""
+    with open(f'{directory}/run/exporter.pid') as stream:
+        pid = int(stream.read())
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not os.path.exists(f'/proc/{pid}'), 'its end')
+
+
+def test_an_empty_database_has_what_was_served_served_and_nothing_removed(
+        service, directory, base):
+    """After a reboot: neither process nor memory knows of it."""
+    port, left = free_port(), f'{directory}/state/images/{base[5:]}/base-0a1b2c3d.img'
+    process = service(export_port=port)
+    until(lambda: serves(directory), 'the service')
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == 0 and lines(directory) == []
+    os.makedirs(os.path.dirname(left))
+    with open(left, 'wb') as stream:
+        stream.write(CONTENT)
+    for end in '', '-wal', '-shm':
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f'{directory}/state/{db_conf.FILE}{end}')
+    for _start in range(2):
+        end_exporter(directory)
+        process = service(export_port=port)
+        until(lambda: serves(directory), 'the service')
+        assert served(port, base) == CONTENT and os.path.exists(left)
+        another, files = lines(directory)
+        assert 'another one than this node used' in another and 'db accept' in another
+        assert left in files and 'bootcache-manage files list' in files
+        process.send_signal(signal.SIGTERM)
+        assert ended(process) == 0
+
+
+def test_a_database_that_is_replaced_under_the_service_ends_it(service, directory, mariadb, base,
+                                                               storage_conf):
+    """systemd starts it again, and it reads all of it anew."""
+    storage_conf.set_override('connection', mariadb.bootcache_url, db_conf.GROUP)
+    database, port = Database(storage_conf), free_port()
+    schema.sync(database)
+    others = {'database': {'connection': mariadb.bootcache_url}}
+    process = service(others=others, export_port=port)
+    until(lambda: serves(directory), 'the service')
+    database.write(lambda connection: connection.execute(
+        sa.update(StorageNodeRow).values(beat=-5)))
+    assert ended(process) == 0
+    assert any('was replaced by another one' in line for line in lines(directory))
+    assert served(port, base) == CONTENT
+    process = service(others=others, export_port=port)
+    until(lambda: serves(directory), 'the service')
+    assert any('another one than this node used' in line for line in lines(directory))
+    assert node.accept(database) and served(port, base) == CONTENT
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == 0
+    database.close()

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 from functional_tools import qemu_img
-from glance_files import ALWAYS, MIB, NEVER, configured
+from glance_files import ALWAYS, MIB, NEVER, begun, configured, finished
 from hostile_qcow2 import INCOMPATIBLE, OFFSET, REFCLUSTERS, patch, read, refblock, reftable
 from hostile_qcow2 import l2 as l2_table
 from reflinks import xfs
@@ -160,8 +160,8 @@ def wanted(directory, image_format, size):
 
 
 def sent(directory, snapshots, manifest, size):
-    """Begin a snapshot, and write the same as a host does."""
-    node = snapshots.begin(manifest, SNAPSHOT, size).node
+    """Begin a snapshot, and write the same as a host does; returns its record."""
+    record, node = begun(snapshots, manifest, SNAPSHOT, size)
     daemon = SnapshotDaemon(f'{directory}/run')
     try:
         opened = daemon.open('snapshot-1', node)
@@ -171,6 +171,7 @@ def sent(directory, snapshots, manifest, size):
         daemon.close('snapshot-1')
     finally:
         daemon.rest(lambda: True)
+    return record
 
 
 def content(path):
@@ -197,10 +198,7 @@ def test_it_reads_as_the_servers_disk(place, directory, snapshots, what, larger)
     before = content(f'{home}/base')
     size = SIZE + larger
     found = snapshots(home)
-    sent(directory, found, made(home, image_format), size)
-    with found.looked_at(SNAPSHOT, directory, lambda: None) as look:
-        assert look.disk_format == image_format
-    found.finish(SNAPSHOT)
+    finished(found, sent(directory, found, made(home, image_format), size), directory)
     final = f'{home}/images/{SNAPSHOT}'
     expected = wanted(home, image_format, size)
     qemu_img('compare', '-f', image_format, '-F', 'raw', final, expected)
@@ -216,9 +214,9 @@ def test_it_does_so_where_files_share_nothing(directory, snapshots, what):
     image_format, make = RIGHT[what]
     make(f'{directory}/base')
     found = snapshots(directory, NEVER)
-    sent(directory, found, made(directory, image_format), SIZE)
-    stored = found.finish(SNAPSHOT)
-    qemu_img('compare', '-f', image_format, '-F', 'raw', stored.path,
+    record = sent(directory, found, made(directory, image_format), SIZE)
+    finished(found, record, directory)
+    qemu_img('compare', '-f', image_format, '-F', 'raw', record.work,
              wanted(directory, image_format, SIZE))
 
 
@@ -239,11 +237,11 @@ def test_what_does_not_read_as_it_was_written_is_never_finished(directory, snaps
     WRONG[what](f'{directory}/base')
     monkeypatch.setattr(placing, 'check_base', lambda path, image_format: None)
     found = snapshots(directory)
-    sent(directory, found, made(directory, 'qcow2'), SIZE)
+    record = sent(directory, found, made(directory, 'qcow2'), SIZE)
     for _again in range(2):
         with pytest.raises(exception.BootcacheError, match='does not read as what was written'):
-            found.finish(SNAPSHOT)
-    assert found.discard(SNAPSHOT)
+            finished(found, record, directory)
+    assert found.discard(record)
     assert os.listdir(f'{directory}/state/snapshots') == []
     assert os.listdir(f'{directory}/images/.bootcache') == [] \
         and os.listdir(f'{directory}/images') == ['.bootcache']
@@ -252,8 +250,8 @@ def test_what_does_not_read_as_it_was_written_is_never_finished(directory, snaps
 def test_a_base_that_goes_meanwhile_ends_it(directory, snapshots):
     data(f'{directory}/base')
     found = snapshots(directory)
-    sent(directory, found, made(directory, 'raw'), SIZE)
+    record = sent(directory, found, made(directory, 'raw'), SIZE)
     os.unlink(f'{directory}/base')
     with pytest.raises(exception.BootcacheError):
-        found.finish(SNAPSHOT)
-    assert found.left() == [SNAPSHOT] and found.discard(SNAPSHOT) and not found.left()
+        finished(found, record, directory)
+    assert found.left() == [SNAPSHOT] and found.discard(record) and not found.left()

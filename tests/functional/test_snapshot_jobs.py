@@ -21,9 +21,9 @@ from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
-from glance_bootcache.storage.store import ImageStore
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 from nova_bootcache.storagenode import PLAIN
+from tools import storedimages
 
 
 class Said:
@@ -35,7 +35,7 @@ class Said:
     def refusal(self, image_id, snapshot_id, host):
         return self.why_not
 
-    def standing(self, snapshot_id, traits):
+    def standing(self, record):
         return self.stands
 
 
@@ -46,14 +46,14 @@ class House:
         self.conf, self.directory, self.glance = conf, directory, glance
         self.path, self.facts = image
         self._store, self._exporters = store, exporters
-        self.images = ImageStore(conf.bootcache.state_dir)
-        self.images.put(obtained(conf, self.facts))
+        self.images = storedimages.opened(conf)
+        storedimages.put(self.images, obtained(conf, self.facts))
         self.said, self.seconds = Said(), 1000.0
         self.restart()
 
     def restart(self):
         self.sending = Sending(self.conf, [self._store], self._exporters, self.directory)
-        self.records = Records(start.wait_for(self.conf))
+        self.records = Records(start.wait_for(self.conf), 1)
         self.jobs = SnapshotJobs(self.conf, self.images, self._exporters, self.sending, self.said,
                                  self.records, None, lambda: self.seconds)
 
@@ -153,12 +153,19 @@ def test_a_crash_of_the_service_leaves_nothing(house, when):
     house.empties()
 
 
-def test_what_has_no_record_is_found_in_ceph(house):
+def test_what_has_no_record_is_left_in_ceph_and_told_of(house, caplog):
+    """It may be another storage service's, or of a database that was lost."""
     snapshot, _overlay = house.snapshot()
     snapshot.begin()
-    house.records.drop(snapshot.snapshot_id)
+    record = house.records.get(snapshot.snapshot_id)
+    house.records.drop(record)
     house.restart()
     house.sending.rest(lambda: True)
+    for _round in range(2):
+        house.jobs.once()
+    assert names(house.glance) != []
+    assert caplog.text.count(f'are left, as {snapshot.snapshot_id}') == 1
+    house.records.put(record)
     until(lambda: house.jobs.once() or names(house.glance) == [], 'the end of the clone', 120)
 
 
@@ -274,7 +281,7 @@ def test_bytes_beyond_the_disk_cannot_be_written(house):
 def test_an_image_that_is_not_in_ceph(house, make_base):
     path = make_base(f'{house.directory}/file', 4 * MIB, [(0, MIB, 'data')])
     manifest = house.images.load(house.facts.image_id)
-    house.images.put(manifest.making(base_path=path))
+    storedimages.put(house.images, manifest.making(base_path=path))
     with pytest.raises(SnapshotRefused, match='not read in Ceph'):
         house.snapshot()[0].begin()
     assert house.left() == []

@@ -9,21 +9,40 @@ import uuid
 
 import pytest
 from functional_tools import until
-from glance_rbd import CAPS, MIB, SIZE, go_on, obtained
+from glance_rbd import CAPS, MIB, SIZE, files, go_on, obtained
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, qemuimg
 from bootcache.ceph import places
-from bootcache.ceph.rbd import Rbd
 from bootcache.ceph.snapshotcommands import SnapshotCommands
+from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.snapshots import flatcopies
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
+from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.storage import inspection
+from glance_bootcache.storage.nodefiles import FileKind, FileState
 from tools.ceph.cluster import CephError
 
 POOL = 'snapshots'
 LARGE = 64 * MIB
+
+
+def service(conf):
+    """The store, of a service that was started just now."""
+    rows = files(conf)
+    # Bases of these tests are no images' rows, and so stay as if they were being made.
+    copies = rows.named(FileKind.COPY, FileState.MAKING)
+    for copy, image_id in copies.items():
+        rows.abandon(image_id, copy)
+    return RbdSnapshots(conf, rows)
+
+
+def retire_base(conf, manifest):
+    """Have a base be needed no more."""
+    rows = files(conf)
+    rows.abandon(manifest.image_id, manifest.made.base_path)
+    CephBases(conf).remove_retired(rows)
 
 
 @pytest.fixture
@@ -31,7 +50,7 @@ def snapshots(ceph_conf, glance_store):
     """The store, with its own pool, and the key of the page."""
     glance_store.ceph.make_user('bootcache', f'{CAPS}, profile rbd pool={POOL}')
     ceph_conf.set_override('rbd_snapshot_pool', POOL, bootcache_conf.GROUP)
-    store = RbdSnapshots(ceph_conf)
+    store = service(ceph_conf)
     yield store
     run, namespace = glance_store.ceph.run, 'bootcache/storage'
     # Bases that are snapshots keep these.
@@ -41,7 +60,7 @@ def snapshots(ceph_conf, glance_store):
               f'the end of {name}')
     for name in names(glance_store):
         with contextlib.suppress(ValueError):
-            store.discard(str(uuid.UUID(name.removeprefix('begun-'))))
+            store.discard(Record(str(uuid.UUID(name.removeprefix('begun-')))))
     purge(glance_store)
     glance_store.ceph.make_user('bootcache', CAPS)
 
@@ -100,12 +119,16 @@ def assert_same(glance, image, overlay):
 
 def made(store, base, directory, path, size=LARGE, *commands):
     """Make a snapshot from the first to the last step; return its id, and the overlay."""
-    snapshot = str(uuid.uuid4())
+    record = Record(str(uuid.uuid4()))
     overlay = overlaid(path, directory, size, *commands)
-    send(overlay, path, store.begin(base, snapshot, size).node)
-    store.finish(snapshot)
-    store.settled(snapshot)
-    return snapshot, overlay
+    send(overlay, path, store.begin(record, base, size)[1])
+    store.finish(record, keep)
+    assert store.settled(record, 0)
+    return record.snapshot_id, overlay
+
+
+def keep(record):
+    raise AssertionError(f'all that there is to be known of {record} is its name')
 
 
 def test_only_what_differs_is_stored_and_glance_reads_and_deletes_it(
@@ -116,24 +139,22 @@ def test_only_what_differs_is_stored_and_glance_reads_and_deletes_it(
     snapshot = str(uuid.uuid4())
     overlay = overlaid(path, directory, LARGE, 'write -P 7 2M 300k', 'write -z 10M 1M',
                        'write -P 9 50M 64k', f'discard {9 * MIB} 64k')
-    writable = snapshots.begin(manifest, snapshot, LARGE)
-    assert writable.disk_format == 'raw'
+    record, node = snapshots.begin(Record(snapshot), manifest, LARGE)
     # Nobody takes it for an image while it is under way.
     assert names(glance_store) == [f'begun-{snapshot}'] and snapshots.left() == [snapshot]
-    send(overlay, path, writable.node)
-    with snapshots.looked_at(snapshot, directory, go_on) as look:
-        assert inspection.inspect(look.path, look.disk_format).virtual_bytes == LARGE
-    assert not os.path.exists(look.path)
+    send(overlay, path, node)
+    with snapshots.looked_at(record, directory, go_on) as look:
+        assert inspection.inspect(look, 'raw').virtual_bytes == LARGE
+    assert not os.path.exists(look)
 
-    done = snapshots.finish(snapshot)
-    assert done.url == f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap'
-    assert snapshots.finish(snapshot) == done, 'the same after a crash'
+    url = snapshots.finish(record, keep)
+    assert url == f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap'
     assert snapshots.left() == [] and names(glance_store) == [snapshot]
     assert_same(glance_store, snapshot, overlay)
     # 1.4 MB were changed, of an image of 21 MiB on a disk of 64 MiB.
     assert stored(glance_store, snapshot) <= 2 * MIB
 
-    glance_store.note(snapshot, done.url)
+    glance_store.note(snapshot, url)
     glance_store.delete(snapshot)
     assert names(glance_store) == []
 
@@ -144,9 +165,10 @@ def test_the_disk_has_a_size_of_its_own(snapshots, ceph_conf, glance_store, ceph
     for size in (SIZE, SIZE + 512, 1 << 30):
         snapshot, overlay = made(snapshots, manifest, directory, path, size, 'write -P 1 0 4k')
         assert_same(glance_store, snapshot, overlay)
+    small = Record(str(uuid.uuid4()))
     with pytest.raises(SnapshotUnfit, match='fewer than its base'):
-        snapshots.begin(manifest, str(uuid.uuid4()), SIZE - 512)
-    assert snapshots.left() == []
+        snapshots.begin(small, manifest, SIZE - 512)
+    assert snapshots.discard(small) and snapshots.left() == []
 
 
 def test_what_is_deleted_in_any_order_leaves_others_right(snapshots, ceph_conf, glance_store,
@@ -176,8 +198,8 @@ def test_what_is_deleted_in_any_order_leaves_others_right(snapshots, ceph_conf, 
         assert_same(glance_store, third, last)
         glance_store.note(snapshot, f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap')
         glance_store.delete(snapshot)
-    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(again.made.base_path))
-    fresh = RbdSnapshots(ceph_conf)
+    retire_base(ceph_conf, again)
+    fresh = service(ceph_conf)
     fresh.tidy()
     assert names(glance_store, 'trash ls') == [] and names(glance_store) == []
 
@@ -209,13 +231,15 @@ def copies(glance):
     return [name for name in names(glance) if name.startswith('flat')]
 
 
-def flattened(store, glance):
-    """Look after a store until it has a copy of something; return its name."""
+def flattened(store, base, glance):
+    """Look after a store until snapshots of a base stand on a copy; return its name."""
+    origin = store._rbd.origin(places.clone_of(base.made.base_path))
+
     def copy():
         store.tidy()
-        return next((name for name in copies(glance) if name.startswith('flat-')), None)
+        return store._copies.parent(origin)
 
-    return until(copy)
+    return until(copy).image
 
 
 @pytest.fixture
@@ -242,12 +266,12 @@ def parent_of(glance, name):
 
 def test_too_many_on_each_other(ceph_conf, glance_store, deep, directory, monkeypatch):
     base, content = deep
-    store = RbdSnapshots(ceph_conf)
+    store = service(ceph_conf)
     with pytest.raises(SnapshotUnfit, match=r'1 others below it, as many as .*snapshot_depth'):
-        store.begin(base, str(uuid.uuid4()), LARGE)
+        store.begin(Record(str(uuid.uuid4())), base, LARGE)
     assert store.left() == []
 
-    copy = flattened(store, glance_store)
+    copy = flattened(store, base, glance_store)
     made_of_copy = [made(store, base, directory, content, size, f'write -P {number} 30M 64k')
                     for number, size in ((2, LARGE), (3, LARGE + MIB))]
     for snapshot, overlay in made_of_copy:
@@ -255,54 +279,61 @@ def test_too_many_on_each_other(ceph_conf, glance_store, deep, directory, monkey
         assert_same(glance_store, snapshot, overlay)
         assert stored(glance_store, snapshot) <= MIB
     assert parent_of(glance_store, copy) is None
-    RbdSnapshots(ceph_conf).tidy()
+    service(ceph_conf).tidy()
     assert copies(glance_store) == [copy], 'it is needed, and there is one for all'
     # Of what was not looked at yet nothing is known.
     monkeypatch.setattr(flatcopies, '_LOOKS', 0)
-    RbdSnapshots(ceph_conf).tidy()
+    service(ceph_conf).tidy()
     assert copies(glance_store) == [copy]
 
 
 def test_a_copy_goes_when_nothing_stands_on_it(ceph_conf, glance_store, deep, directory):
     base, content = deep
-    store = RbdSnapshots(ceph_conf)
-    copy = flattened(store, glance_store)
+    store = service(ceph_conf)
+    copy = flattened(store, base, glance_store)
     snapshot, overlay = made(store, base, directory, content, LARGE, 'write -P 2 30M 64k')
-    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(base.made.base_path))
-    RbdSnapshots(ceph_conf).tidy()
+    retire_base(ceph_conf, base)
+    service(ceph_conf).tidy()
     assert copies(glance_store) == [] and names(glance_store, 'trash ls') == [copy]
     assert_same(glance_store, snapshot, overlay)
 
-    RbdSnapshots(ceph_conf).tidy()
+    service(ceph_conf).tidy()
     assert names(glance_store, 'trash ls') == [copy], 'a snapshot stands on it'
     glance_store.note(snapshot, f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap')
     glance_store.delete(snapshot)
-    RbdSnapshots(ceph_conf).tidy()
+    service(ceph_conf).tidy()
     assert names(glance_store, 'trash ls') == []
 
 
 @pytest.mark.parametrize('ended', [signal.SIGKILL, signal.SIGCONT])
-def test_a_copy_goes_on_after_the_service_has_ended(ceph_conf, glance_store, deep, directory,
-                                                    flattening, ended):
+def test_a_copy_is_made_anew_after_the_service_has_ended(ceph_conf, glance_store, deep, directory,
+                                                         flattening, ended):
     base, content = deep
-    RbdSnapshots(ceph_conf).tidy()
-    assert [name for name in copies(glance_store) if name.startswith('flattening-')]
-    store = RbdSnapshots(ceph_conf)
+    service(ceph_conf).tidy()
+    [begun] = copies(glance_store)
+    store = service(ceph_conf)
     store.tidy()
     # One outlives its service, or does not.
     for process, number in zip(flattening, (ended, signal.SIGCONT), strict=True):
         process.send_signal(number)
-    copy = flattened(store, glance_store)
-    assert copies(glance_store) == [copy]
+    copy = flattened(store, base, glance_store)
+    assert copy != begun
     snapshot, overlay = made(store, base, directory, content, LARGE, 'write -P 2 30M 64k')
     assert parent_of(glance_store, snapshot) == copy
     assert_same(glance_store, snapshot, overlay)
+
+    def removed():
+        store._copies._rounds.forget()
+        store.tidy()
+        return copies(glance_store) == [copy]
+
+    until(removed, 'the end of what the earlier one was making', 120)
 
 
 def test_a_copy_that_cannot_be_made_is_tried_again_later(ceph_conf, glance_store, deep, flattening,
                                                          caplog):
     base, _content = deep
-    store = RbdSnapshots(ceph_conf)
+    store = service(ceph_conf)
     store.tidy()
     flattening[0].kill()
 
@@ -313,8 +344,8 @@ def test_a_copy_that_cannot_be_made_is_tried_again_later(ceph_conf, glance_store
     until(told)
     assert len(flattening) == 1
     # What was begun of one that is no base any more goes with it.
-    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(base.made.base_path))
-    RbdSnapshots(ceph_conf).tidy()
+    retire_base(ceph_conf, base)
+    service(ceph_conf).tidy()
     assert copies(glance_store) == []
 
 
@@ -322,30 +353,29 @@ def test_a_copy_that_cannot_be_made_is_tried_again_later(ceph_conf, glance_store
 def test_what_is_given_up_leaves_nothing(snapshots, ceph_conf, glance_store, ceph_image,
                                          is_finished):
     _path, facts = ceph_image
-    snapshot = str(uuid.uuid4())
-    snapshots.begin(obtained(ceph_conf, facts), snapshot, LARGE)
+    record = Record(str(uuid.uuid4()))
+    snapshots.begin(record, obtained(ceph_conf, facts), LARGE)
     if is_finished:
-        snapshots.finish(snapshot)
-    assert snapshots.discard(snapshot) and names(glance_store) == []
-    assert snapshots.discard(snapshot), 'there is none any more'
+        snapshots.finish(record, keep)
+    assert snapshots.discard(record) and names(glance_store) == []
+    assert snapshots.discard(record), 'there is none any more'
 
 
 def test_one_that_is_open_stays_until_it_is_closed(snapshots, ceph_conf, glance_store, ceph_image):
     _path, facts = ceph_image
-    snapshot = str(uuid.uuid4())
-    node = snapshots.begin(obtained(ceph_conf, facts), snapshot, LARGE).node
+    record, node = snapshots.begin(Record(str(uuid.uuid4())), obtained(ceph_conf, facts), LARGE)
     writer = subprocess.Popen(['qemu-io', 'json:' + json.dumps({'driver': 'raw', 'file': node})],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         writer.stdin.write(b'write 0 64k\n')
         writer.stdin.flush()
         assert b'wrote' in writer.stdout.readline()
-        assert not snapshots.discard(snapshot) and snapshots.left() == [snapshot]
+        assert not snapshots.discard(record) and snapshots.left() == [record.snapshot_id]
     finally:
         writer.stdin.close()
         writer.wait()
         writer.stdout.close()
-    assert snapshots.discard(snapshot) and snapshots.left() == []
+    assert snapshots.discard(record) and snapshots.left() == []
 
 
 def test_what_glance_has_deleted_is_the_base_of_nothing_new(snapshots, ceph_conf, glance_store,
@@ -354,7 +384,7 @@ def test_what_glance_has_deleted_is_the_base_of_nothing_new(snapshots, ceph_conf
     manifest = obtained(ceph_conf, facts)
     glance_store.delete(facts.image_id)
     with pytest.raises(SnapshotUnfit, match='is gone'):
-        snapshots.begin(manifest, str(uuid.uuid4()), LARGE)
+        snapshots.begin(Record(str(uuid.uuid4())), manifest, LARGE)
     assert snapshots.left() == []
 
 
@@ -364,4 +394,4 @@ def test_a_key_without_the_pool_is_told_with_the_cure(snapshots, ceph_conf, glan
     manifest = obtained(ceph_conf, facts)
     glance_store.ceph.make_user('bootcache', CAPS)
     with pytest.raises(exception.BootcacheError, match='profile rbd pool=snapshots'):
-        snapshots.begin(manifest, str(uuid.uuid4()), LARGE)
+        snapshots.begin(Record(str(uuid.uuid4())), manifest, LARGE)

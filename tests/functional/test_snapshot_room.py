@@ -7,12 +7,13 @@ import os
 import subprocess
 
 import pytest
-from glance_files import ALWAYS, BASE, MIB, SIZE, configured, made_of
+from glance_files import ALWAYS, BASE, MIB, SIZE, begun, configured, made_of
 from reflinks import xfs
 
 from bootcache import exception, qemuimg
 from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.snapshots import FileSnapshots
+from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 
 TOTAL = 400 * MIB
@@ -42,45 +43,47 @@ def snapshots(directory, place):
 
 @pytest.fixture
 def written(make_base, place, snapshots):
-    """A snapshot that shares all of its base, of which a host has written 100 MiB."""
-    node = snapshots.begin(made_of(make_base(f'{place}/base', SIZE, [], 'raw'), 'raw'), BASE,
-                           2 * SIZE)
-    assert node.disk_format == 'raw'
+    """The record of one that shares all of its base, of which a host has written 100 MiB."""
+    record, _node = begun(snapshots, made_of(make_base(f'{place}/base', SIZE, [], 'raw'), 'raw'),
+                          BASE, 2 * SIZE)
     commands = '\n'.join(f'write -q -P {number + 1} {number}M 1M' for number in range(100))
-    subprocess.run(['qemu-io', '-f', 'qcow2', snapshots._entry(BASE).work + placing.OVERLAY],
+    subprocess.run(['qemu-io', '-f', 'qcow2', record.work + placing.OVERLAY],
                    input=commands, check=True, text=True, capture_output=True)
-    snapshots.check_room(BASE)
-    return snapshots
+    snapshots.check_room(record)
+    return record
 
 
-def look(snapshots, directory):
-    with snapshots.looked_at(BASE, directory, lambda: None):
-        pass
+@pytest.fixture
+def look(snapshots, written, directory):
+    """Has it be looked at."""
+    def once():
+        with snapshots.looked_at(written, directory, lambda: None):
+            pass
+    return once
 
 
-def test_what_a_host_wrote_is_put_together_where_it_has_room_twice(written, place, directory):
+def test_what_a_host_wrote_is_put_together_where_it_has_room_twice(snapshots, written, place, look):
     fill(place, 90 * MIB)
-    written.check_room(BASE)
+    snapshots.check_room(written)
     before = free(place)
     with pytest.raises(exception.StorageNodeFull):
-        look(written, directory)
+        look()
     assert free(place) == before, 'nothing was begun'
     os.truncate(f'{place}/other', 0)
-    look(written, directory)
+    look()
 
 
-def test_what_a_host_wrote_is_not_left_out_as_it_cannot_be_looked_at(written, directory):
-    path = written._entry(BASE).work + placing.OVERLAY
+def test_what_a_host_wrote_is_not_left_out_as_it_cannot_be_looked_at(written, look):
+    path = written.work + placing.OVERLAY
     os.rename(path, f'{path}.away')
     os.symlink(path, path)
     with pytest.raises(OSError, match='symbolic links'):
-        look(written, directory)
+        look()
     os.rename(f'{path}.away', path)
-    look(written, directory)
+    look()
 
 
-def test_it_is_given_up_where_others_take_the_room_meanwhile(written, place, directory,
-                                                             monkeypatch):
+def test_it_is_given_up_where_others_take_the_room_meanwhile(place, look, monkeypatch):
     send_own = qemuimg.send_own
 
     def others_first(*arguments, **named):
@@ -89,11 +92,11 @@ def test_it_is_given_up_where_others_take_the_room_meanwhile(written, place, dir
 
     monkeypatch.setattr(qemuimg, 'send_own', others_first)
     with pytest.raises(exception.StorageNodeFull):
-        look(written, directory)
+        look()
     # Nothing says that it was put together: it is done anew, or removed.
     os.truncate(f'{place}/other', 0)
     monkeypatch.undo()
-    look(written, directory)
+    look()
 
 
 def test_so_is_a_copy_where_others_begin_at_the_same_time(make_base, directory, place, snapshots,
@@ -107,6 +110,7 @@ def test_so_is_a_copy_where_others_begin_at_the_same_time(make_base, directory, 
 
     monkeypatch.setattr(placing, 'copy', others_first)
     with pytest.raises(SnapshotUnfit, match='no room'):
-        snapshots.begin(made_of(base, 'raw'), BASE, SIZE)
+        begun(snapshots, made_of(base, 'raw'), BASE)
+    snapshots.discard(Record(BASE))
     assert snapshots.left() == [] and os.listdir(f'{place}/images/.bootcache') == []
     assert free(place) >= 5 * MIB

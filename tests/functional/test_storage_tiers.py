@@ -18,6 +18,7 @@ from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.tier import Medium
+from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.tiers import Content
 
 LONG_AGO = 1_000_000
@@ -276,10 +277,10 @@ def test_a_replaced_cache_image_leaves_memory(house):
     house.promote(manifest)
     with open(house.disk_path(manifest), 'rb') as stream:
         data = stream.read()[::-1]
-    name = house.store.new_name('cache', '.qcow2')
+    name = house.store.begin_file(manifest.image_id, FileKind.CACHE_IMAGE, '.qcow2')
     with open(house.store.path(manifest.image_id, name), 'wb') as stream:
         stream.write(data)
-    info = CacheInfo.from_dict({**manifest.made.cache_image.to_dict(), 'file': name,
+    info = CacheInfo(**{**vars(manifest.made.cache_image), 'file': name,
                                 'sha256': hashlib.sha256(data).hexdigest()})
     newer = Manifest(manifest.image_id, Standing.DONE, made=Made(image_format='qcow2',
         virtual_bytes=4 * MIB, base_path=manifest.made.base_path,

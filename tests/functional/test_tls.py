@@ -96,7 +96,7 @@ def test_a_whole_boot_by_tls(node, certified, directory):
     assert boot(host, f'{directory}/cold')
     compare(f'{directory}/cold', node)
     node.build(*SET)
-    entry = fetched(host.fetches, node.remote(), CacheInfo.from_dict(node.answer()['cache_image']),
+    entry = fetched(host.fetches, node.remote(), CacheInfo(**node.answer()['cache_image']),
                     node.answer()['cache_export'])
     assert entry.file_sha256 == node.manifest.made.cache_image.sha256
     assert boot(host, f'{directory}/warm')
@@ -125,7 +125,7 @@ def test_a_profile_boot_records_by_tls(node, certified, directory):
 def test_a_paced_fetch_is_by_tls(node, certified):
     node.build(*SET)
     host = certified()
-    entry = fetched(host.fetches, node.remote(), CacheInfo.from_dict(node.answer()['cache_image']),
+    entry = fetched(host.fetches, node.remote(), CacheInfo(**node.answer()['cache_image']),
                     node.answer()['cache_export'], rate=64 * MIB)
     assert entry.file_sha256 == node.manifest.made.cache_image.sha256
 

@@ -91,7 +91,7 @@ def _has_begun_to_wait(house, manifest):
 
 
 def test_an_exporter_that_hangs_holds_up_nobody_and_keeps_its_files(house, room, monkeypatch):
-    """It serves on when it is awake: what it has open is not to go. Nor does the store's lock
+    """It serves on when it is awake: what it has open is not to go. Nor does the tiers' lock
     wait for it, which every server's boot takes."""
     manifest = house.image(1)
     house.promote(manifest)
@@ -110,7 +110,7 @@ def test_an_exporter_that_hangs_holds_up_nobody_and_keeps_its_files(house, room,
         patch.setattr(monitor, '_patience', 1)
         thread.start()
         until(lambda: _is_taken(monitor._lock) or not thread.is_alive(), 'who asks it')
-        assert not _is_taken(house.store.lock) and not _is_taken(house.tiers._lock)
+        assert not _is_taken(house.tiers._lock)
         thread.join(60)
         assert len(refused) == 2
     assert house.tiers.medium(manifest.image_id) is Medium.MEMORY

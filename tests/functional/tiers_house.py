@@ -17,8 +17,9 @@ from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.db import start
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MIB = 1 << 20
 
@@ -30,7 +31,7 @@ class House:
         self.conf, self.directory, self.memory = conf, directory, memory
         conf.set_override('storage_memory_directory', memory, 'bootcache')
         conf.set_override('storage_memory_quota', '64MiB', 'bootcache')
-        self.store = ImageStore(conf.bootcache.state_dir)
+        self.store = storedimages.opened(conf)
         self.content = {}
         self.tiers = None
         self.restart()
@@ -51,12 +52,11 @@ class House:
     def image(self, number, size=2 * MIB):
         """An image that is ready and served."""
         image_id = f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-        os.makedirs(self.store.directory(image_id))
         base = f'{self.directory}/base-{number}'
         qemu_img('create', '-q', '-f', 'qcow2', base, 4 * MIB)
         with open(base, 'ab') as stream:
             stream.write(b'end')
-        name = self.store.new_name('cache', '.qcow2')
+        name = self.store.begin_file(image_id, FileKind.CACHE_IMAGE, '.qcow2')
         data = random.Random(number).randbytes(size)
         with open(self.store.path(image_id, name), 'wb') as stream:
             stream.write(data)
@@ -66,7 +66,7 @@ class House:
             cache_image=CacheInfo(name, size, size, 1, hashlib.sha256(data).hexdigest(), 4 * MIB,
                                   65536, 64 * MIB, '', 0.1, cacheimage.VERIFY_RULES)))
         self.content[image_id] = data
-        self.store.save(manifest)
+        storedimages.put(self.store, manifest)
         self.serve(manifest)
         return manifest
 

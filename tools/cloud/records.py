@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import shutil
 import sqlite3
+import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -141,8 +143,19 @@ def statistics(layout: Layout, host: Host) -> dict[str, str]:
 
 
 def snapshots_under_way(state: Path) -> bool:
-    """Whether the storage service that has this state directory has rows of snapshots."""
-    return bool(_query(state / "bootcache.sqlite", "SELECT snapshot_id FROM snapshots"))
+    """Whether the storage service that has this state directory has rows of snapshots.
+
+    It may be one of another mount namespace, below /proc/PID/root, where SQLite, which resolves
+    that link, finds nothing: a copy is read.
+
+    :raises sqlite3.DatabaseError: if that cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as copy:
+        for name in ("bootcache.sqlite", "bootcache.sqlite-wal"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(state / name, copy)
+        with contextlib.closing(sqlite3.connect(f"{copy}/bootcache.sqlite")) as connection:
+            return bool(connection.execute("SELECT snapshot_id FROM snapshots").fetchone())
 
 
 def _stamp(moment: datetime) -> str:

@@ -8,6 +8,7 @@ from bench.faults import __main__ as command
 from bench.faults import wayguest, wayplan
 from bench.faults.wayplan import CASES, WAYS, Event, Figures, WayOutcome
 
+FROZEN = next(case for case in CASES if case.name == 'exporter-frozen-200s')
 GOOD = Figures(reads=100, unanswered=24.9, paused=30.0, pauses=1, until_on=4.9)
 
 
@@ -19,12 +20,16 @@ def test_each_way_has_its_cases():
               'kill-gateway', 'kill-compute', 'reopen-under-a-read'}
     assert of == {'nbd': common | {'name-unresolved'},
                   'tls': common | {'name-unresolved', 'certificate-renewed'},
-                  'ceph': common | {'ceph-away'}}
+                  'ceph': common | {'ceph-away'},
+                  'database': {'database-away', 'database-away-600s', 'database-empty',
+                               'database-restored', 'database-restored-restart',
+                               'database-corrupt', 'node-rebooted', 'two-services'}}
 
 
 def test_the_short_run_lacks_what_lasts_for_200_seconds_and_takes_ten_minutes():
     for _way, cases in wayplan.chosen([], True):
-        assert 'exporter-frozen-200s' not in {case.name for case in cases}
+        assert {'exporter-frozen-200s', 'database-away-600s'}.isdisjoint(
+            case.name for case in cases)
         # Beside each other, and beside what else there is to do.
         assert sum(case.seconds for case in cases) < 400
     assert len({case.name for case in CASES}) == len(CASES)
@@ -46,16 +51,23 @@ def test_names_choose_ways_and_cases():
     ({}, (0.0, 25.1), ['the same image took 25.1 s'])])
 def test_what_is_not_as_it_has_to_be_is_told(figures, starts, said):
     bad = Figures(**{**vars(GOOD), **figures})
-    found = wayplan.faults_of(CASES[-1], [GOOD, bad], *starts)
+    found = wayplan.faults_of(FROZEN, [GOOD, bad], *starts)
     assert len(found) == len(said)
     assert all(part in one for part, one in zip(said, found, strict=True))
 
 
 def test_a_fault_that_reached_nobody_is_told():
     quiet = Figures(reads=100, until_on=0.1)
+    of_bases = {case.name for case in CASES if 'database' not in case.ways}
     told = {case.name for case in CASES if wayplan.faults_of(case, [quiet, quiet], 0.0, 0.0)}
-    assert told == {case.name for case in CASES} - {
+    assert told == of_bases - {
         'kill-supervisor', 'kill-connector', 'kill-gateway', 'kill-compute', wayplan.RENEWED}
+
+
+def test_a_database_that_is_away_keeps_no_guest_paused():
+    waits = Figures(reads=100, paused=25.1, pauses=1, until_on=0.1)
+    found, = wayplan.faults_of(CASES[-1], [waits, waits], 0.0, 0.0)
+    assert 'was paused for 25.1 s, and its base was there' in found
 
 
 def test_what_a_guest_waits_for_is_counted_while_it_runs():
@@ -79,7 +91,7 @@ def test_the_report_has_the_way():
 def test_ways_are_listed(capsys):
     assert command.main(['--ways', '--list', 'kill-gateway']) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ['kill-gateway', way] for way in WAYS]
+        ['kill-gateway', way] for way in ('nbd', 'tls', 'ceph')]
 
 
 def test_a_sum_tells_of_each_byte_and_its_place():

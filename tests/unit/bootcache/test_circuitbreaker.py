@@ -56,3 +56,21 @@ def test_of_many_who_wait_for_the_pauses_end_one_asks(clock):
     neighbour.failed()
     clock.now += 10
     assert sorted(at_once(neighbour.may_ask)) == [False] * 7 + [True]
+
+
+def test_an_error_that_is_no_silence_is_an_answer(neighbour):
+    def ask(error=None):
+        with neighbour.hearing(lambda error: isinstance(error, TimeoutError)):
+            if error is not None:
+                raise error
+
+    neighbour.failed()
+    with pytest.raises(ValueError):
+        ask(ValueError())
+    for _ in range(2):
+        assert neighbour.may_ask()
+        with pytest.raises(TimeoutError):
+            ask(TimeoutError())
+    assert not neighbour.may_ask()
+    ask()
+    assert neighbour.may_ask()

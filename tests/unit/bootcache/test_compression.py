@@ -6,7 +6,7 @@ import pytest
 
 from bootcache import cachelayout
 from bootcache.cachelayout import Compression
-from bootcache.manifest import CacheInfo, Made, Manifest, Standing
+from bootcache.manifest import CacheInfo
 
 PLAIN = CacheInfo('cache-1a2b3c4d.qcow2', 2000, 1900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd:', 1.0,
                   1)
@@ -27,13 +27,8 @@ def test_other_names_are_of_clusters_as_they_are(file):
     assert cachelayout.compression_of(file) is Compression.NONE
 
 
-def test_no_document_has_an_entry_more():
-    assert PRESSED.to_dict().keys() == {field.name for field in dataclasses.fields(CacheInfo)}
-    manifest = Manifest(IMAGE, Standing.DONE, made=Made(cache_image=PRESSED))
-    document = manifest.to_json()
-    assert document['made']['cache_image'].keys() == PLAIN.to_dict().keys()
-    read = Manifest.from_json(document).made.cache_image
-    assert read == PRESSED and read.compression is Compression.ZSTD
+def test_a_file_s_name_tells_how_it_is_compressed():
+    assert PRESSED.compression is Compression.ZSTD and PLAIN.compression is Compression.NONE
 
 
 def test_the_same_data_stored_in_another_way():

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import strategies as st
 
 from bootcache import difference, exception, workingset
-from bootcache.difference import CacheDifference
 from bootcache.expansion import Layout
+from bootcache.manifest import CacheDifference
+from bootcache.rpc import fields
 from bootcache.workingset import Extent
 
 CLUSTER = 4096
-DIFFERENCE = CacheDifference('parent', 'sha512:ab', 4096, 'cd', 2048, 512, 'ef')
+DIFFERENCE = CacheDifference('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'sha512:ab', 4096, 'cd', 2048,
+                             512, 'ef')
 
 
 def layout(data, zeros=(), size=1 << 20):
@@ -89,15 +91,15 @@ def test_what_lies_within_areas(offset, end, found):
 
 
 def test_what_is_told_comes_back():
-    told = json.loads(json.dumps(DIFFERENCE.to_dict()))
-    assert CacheDifference.from_dict(told) == DIFFERENCE
+    told = json.loads(json.dumps(vars(DIFFERENCE)))
+    assert fields.read(CacheDifference, told) == DIFFERENCE
     # A later version may tell more.
-    assert CacheDifference.from_dict({**told, 'more': 1, 'export': 'x'}) == DIFFERENCE
+    assert fields.read(CacheDifference, {**told, 'more': 1, 'export': 'x'}) == DIFFERENCE
 
 
 @pytest.mark.parametrize('wrong', [
-    None, [], {}, {**DIFFERENCE.to_dict(), 'bytes': '4096'}, {**DIFFERENCE.to_dict(), 'bytes': -1},
-    {**DIFFERENCE.to_dict(), 'layout_at': True}, {**DIFFERENCE.to_dict(), 'parent': 1}])
+    None, [], {}, {**vars(DIFFERENCE), 'bytes': '4096'}, {**vars(DIFFERENCE), 'bytes': -1},
+    {**vars(DIFFERENCE), 'layout_at': True}, {**vars(DIFFERENCE), 'parent': 1}])
 def test_what_is_none_is_refused(wrong):
     with pytest.raises((KeyError, TypeError, ValueError)):
-        CacheDifference.from_dict(wrong)
+        fields.read(CacheDifference, wrong)

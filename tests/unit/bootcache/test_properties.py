@@ -98,6 +98,11 @@ def test_a_marker_that_grows_when_compiled_is_refused():
         properties.compile_marker('((a{1000}){300})')
 
 
+def test_a_marker_with_what_no_database_keeps_is_refused():
+    with pytest.raises(ValueError, match='NUL'):
+        properties.compile_marker('login:\0')
+
+
 @pytest.mark.parametrize('marker', [
     '(?x)((a{ 1000}){ 300})', '(?x)((a{10 00}){30 0})', '(?x:((a{ 1000}){ 300}))',
     '(?ix)((a{1000 }){300 })', '((a{ 1000}){ 300})(?x)'])

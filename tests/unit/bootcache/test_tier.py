@@ -109,12 +109,13 @@ def test_a_directory_that_cannot_be_used(tmp_path, path, make, reason):
 
 def test_a_tmpfs_that_is_not_mounted_is_told_before_rights(tmp_path, monkeypatch):
     """The directory below is often root's, and it would help nobody to make it writable."""
+    quota = 'compute_memory_quota', 1
     monkeypatch.setattr(tier, 'file_system', lambda directory: 'ext4')
     monkeypatch.setattr(tempfile, 'TemporaryFile', lambda **_arguments: pytest.fail('written'))
     with pytest.raises(ConfigurationError, match='does not lie in memory; mount a tmpfs there'):
-        tier.check_directory('compute_memory_directory', str(tmp_path), memory=True)
+        tier.check_directory('compute_memory_directory', str(tmp_path), memory=quota)
     with pytest.raises(ConfigurationError, match='make the directory, and mount a tmpfs there'):
-        tier.check_directory('compute_memory_directory', str(tmp_path / 'none'), memory=True)
+        tier.check_directory('compute_memory_directory', str(tmp_path / 'none'), memory=quota)
 
 
 @pytest.mark.parametrize('number', [errno.EROFS, errno.EACCES, errno.ENOSPC])

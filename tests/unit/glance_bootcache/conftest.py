@@ -10,6 +10,7 @@ import pytest
 from fakes_clock import Clock
 from fakes_rpc import Sender
 from oslo_config import cfg
+from sqlalchemy import event
 
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
@@ -38,9 +39,10 @@ from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.upkeep import ServiceUpkeep
 from glance_bootcache.warming.runner import Warming
+from glance_bootcache.warming.warmrequests import WarmRequests
+from tools import storedimages
 
 
 @pytest.fixture
@@ -93,6 +95,9 @@ def database(storage_conf, empty_database):
     os.makedirs(storage_conf.bootcache.state_dir, exist_ok=True)
     shutil.copy(empty_database, db_conf.default_file(storage_conf))
     database = Database(storage_conf)
+    # A commit that is synced is for tests/functional, which end processes.
+    event.listen(database._engine, 'connect',
+                 lambda connection, _record: connection.execute('PRAGMA synchronous = OFF'))
     yield database
     database.close()
 
@@ -117,17 +122,19 @@ def made_house(storage_conf, no_qemu, database):
             images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
             boots=fakes_manager.FakeBoots(), qemu=no_qemu,
             conf=storage_conf, nova=fakes_manager.FakePrecache(), seconds=Clock(),
-            store=ImageStore(storage_conf.bootcache.state_dir))
+            store=storedimages.opened(storage_conf, database))
         house.tiers = fakes_manager.FakeTiers(house.exporter, house.store)
 
         def restart(has_hosts=True):
             house.needs, house.orders = ReportedNeeds(database), Orders(database)
-            house.writer = Writer(database, [house.needs.changes, house.orders.changes])
+            house.requests = WarmRequests(database)
+            house.writer = Writer(database, [house.needs.changes, house.orders.changes,
+                                             house.requests.changes])
             house.table = Hosts(house.store, house.tiers, house.orders, house.seconds)
             house.metrics = ServiceMetrics()
             house.running = Running(storage_conf.bootcache.concurrent_builds)
             house.retiring = Retiring(house.store, house.exporter, house.tiers, house.boots,
-                                      house.needs, house.table)
+                                      house.needs, house.orders)
             house.disk_room = DiskRoom(house.store, house.running, house.exporter, house.tiers)
             house.deletions = Deletions(storage_conf.bootcache.deletion_delay, house.store,
                                         house.images, house.seconds)
@@ -142,7 +149,7 @@ def made_house(storage_conf, no_qemu, database):
                                         house.controller, house.running, house.tiers)
             house.events = ImageEvents(house.controller.image_changed,
                                        house.controller.image_deleted,
-                                       house.controller.member_removed,
+                                       house.controller.let_go,
                                        house.controller.has_looked)
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
                                          house.tiers, house.boots, house.controller,
@@ -152,7 +159,7 @@ def made_house(storage_conf, no_qemu, database):
             house.operators = Operators(house.store, house.tiers, house.controller, house.running,
                                         house.retiring, house.table, house.offers.given)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
-                                    house.seconds)
+                                    house.requests, house.seconds)
             house.rejected = RejectedMessages(house.seconds)
             house.endpoints = Sender(Endpoints(
                 house.controller, house.hosts, house.table, house.operators, house.warming,

@@ -24,6 +24,7 @@ from bootcache.rpc.report import (
     UnsettledServer,
     UnsettledServers,
 )
+from glance_bootcache import progressline
 from glance_bootcache.cli import evict, listing, main
 from glance_bootcache.cli import image as image_module
 
@@ -123,6 +124,8 @@ class FakeClient:
                 return [] if message.marker else self.hosts
             case messages.HostBases(host):
                 return self.bases.get(host)
+            case messages.ForgetHost(host):
+                return host in self.bases
             case messages.ImageHosts(image_id):
                 return self.where.get(image_id)
             case messages.EvictImage(image_id, hosts):
@@ -196,7 +199,7 @@ class Cli:
                                 'transport_url = rabbit://user:secret@bus:5672/\n')
         monkeypatch.setattr(main, 'StorageClient', lambda conf: self.api)
         monkeypatch.setattr(main.commandmanager, 'CommandManager', Commands)
-        for module in (evict, image_module, listing):
+        for module in (evict, image_module, listing, progressline):
             monkeypatch.setattr(module, 'time', self.time)
 
     def __call__(self, *arguments, stderr=None):

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import os
 import threading
 
 from waiting import PATIENCE as PATIENCE
@@ -31,7 +30,8 @@ SIZE = 1 << 20
 def in_hand(house, image):
     """A step of an image that is under way while the block runs."""
     end, job = threading.Event(), ImageJob(image, Step.BUILD)
-    assert house.running.start(job, 'one', lambda: end.wait(PATIENCE), lambda: None)
+    house.running.start(job, 'one', lambda: end.wait(PATIENCE), lambda: None)
+    assert house.running.of(job.image_id) is job
     try:
         yield
     finally:
@@ -140,6 +140,12 @@ class FakeExporter:
         """As Exporters.start: nothing was lost."""
         return False
 
+    def serve_as_before(self, exports=None, certificate=''):
+        """As Exporters.serve_as_before: nothing else was served."""
+
+    def save_served(self):
+        """As Exporters.save_served: nobody reads it."""
+
     def know(self, host, certificate):
         """As Exporters.know: there is one for all hosts."""
         return ''
@@ -223,7 +229,7 @@ class FakeExporter:
         cache = manifest.made.cache_image
         return {'server': ['storage', 1], 'tls': True, 'virtual_bytes': manifest.made.virtual_bytes,
                 'base_export': f'base-{manifest.image_id}',
-                **({'cache_image': cache.to_dict(), 'cache_export': 'cache-x'} if cache else {})}
+                **({'cache_image': vars(cache), 'cache_export': 'cache-x'} if cache else {})}
 
 
 class FakeTiers:
@@ -241,7 +247,7 @@ class FakeTiers:
 
     def note_use(self, image_id, when):
         """As StorageTiers.note_use: an unknown image is ignored."""
-        if os.path.isdir(self.store.directory(image_id)):
+        if self.store.load(image_id) is not None:
             self.noted.append((image_id, when))
 
     has_memory = False
@@ -258,7 +264,7 @@ class FakeTiers:
         """As StorageTiers.is_damaged."""
         return False
 
-    def note_built(self, info, path):
+    def note_built(self, path):
         """As StorageTiers.note_built."""
 
     def medium(self, image_id):
@@ -340,7 +346,7 @@ class FakePrecache:
         self.on_ask(image_id)
 
 
-@without_locks('has_servers', 'remove_leftovers', 'delete_left', 'run')
+@without_locks('has_servers', 'remove_retired', 'tell_unnamed', 'run')
 class FakeBoots:
     """Profile boots that read two clusters as soon as the test opens the gate."""
 
@@ -351,9 +357,8 @@ class FakeBoots:
         self.gate = threading.Event()
         self.gate.set()
         self.fails = None
-        self.leftovers_removed = 0
-        self.deleting = []
-        self.servers = set()
+        self.looked = []
+        self.servers, self.services = set(), set()
         # When the oldest one of an image was created.
         self.created = {}
         self.away = False
@@ -367,16 +372,23 @@ class FakeBoots:
         return image_id in self.servers and (
             created_before is None or self.created.get(image_id, 0.0) < created_before)
 
-    def remove_leftovers(self, tokens, tries=1):
-        """As NovaProfileBoots.remove_leftovers."""
+    def compute_hosts(self):
+        """As NovaProfileBoots.compute_hosts."""
         if self.away:
             raise RuntimeError('Nova is away')
-        self.leftovers_removed += 1
-        return 0
+        return self.services
 
-    def delete_left(self, tokens):
-        """As NovaProfileBoots.delete_left."""
-        self.deleting.append(set(tokens()))
+    def remove_retired(self):
+        """As NovaProfileBoots.remove_retired."""
+        self.looked.append('retired')
+        if self.away:
+            raise RuntimeError('Nova is away')
+
+    def tell_unnamed(self):
+        """As NovaProfileBoots.tell_unnamed."""
+        self.looked.append('unnamed')
+        if self.away:
+            raise RuntimeError('Nova is away')
 
     def run(self, image, virtual_bytes, policy, job):
         """As NovaProfileBoots.run: ends with the gate, with a cancelled job, or with an error."""

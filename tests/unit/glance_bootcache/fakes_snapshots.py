@@ -1,9 +1,9 @@
 """Stand-ins of what snapshots under way need: the steps of one, and a Glance that takes uploads."""
 
+import dataclasses
 import threading
 
 from bootcache.rpc.messages import SnapshotProgress
-from glance_bootcache.snapshots.stores import Stored, Traits
 
 
 class Sends:
@@ -14,11 +14,8 @@ class Sends:
     def __init__(self):
         self.stores, self.did, self.fails, self.goes_on = {'rbd': self}, [], {}, threading.Event()
         self.goes_on.set()
-        self.gone, self.lost, self.placed = True, [], []
-        self.stored = Stored(url='rbd://x')
-
-    def traits(self, snapshot_id):
-        return Traits('raw')
+        self.gone, self.lost, self.url, self.work = True, [], 'rbd://x', ''
+        self.sharing = 0
 
     def _do(self, what):
         self.did.append(what)
@@ -27,23 +24,23 @@ class Sends:
 
     def choose(self, base):
         self._do('choose')
-        return self
+        return self.name
 
-    def begin(self, store, base, snapshot_id, export, virtual_bytes, certificate):
+    def begin(self, record, base, virtual_bytes, certificate):
         assert self.goes_on.wait(10)
         self._do('begin')
-        return SnapshotProgress(export=export, server=('192.0.2.1', 10820), tls=True,
-                                disk_format='raw')
+        return dataclasses.replace(record, work=self.work), SnapshotProgress(
+            export=record.export, server=('192.0.2.1', 10820), tls=True, disk_format='raw')
 
-    def check_room(self, snapshot_id):
+    def check_room(self, record):
         if 'room' in self.fails:
             raise self.fails['room']
 
-    def finish(self, store, snapshot_id, export, virtual_bytes, check):
+    def finish(self, record, virtual_bytes, check, put):
         self._do('finish')
-        return self.stored
+        return self.url
 
-    def give_up(self, store, snapshot_id, export):
+    def give_up(self, record):
         self._do('give_up')
         return self.gone
 
@@ -51,18 +48,17 @@ class Sends:
         if export:
             self._do('end')
 
-    def settled(self, snapshot_id):
+    def settled(self, record, until):
         self._do('settled')
+        self.sharing -= 1
+        return self.sharing < 0
 
-    def discard(self, snapshot_id):
+    def discard(self, record):
         self._do('discard')
         return True
 
     def left(self):
         return self.lost
-
-    def finished(self):
-        return self.placed
 
     def sweep(self):
         self._do('sweep')

@@ -11,8 +11,8 @@ from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 MIB = 1 << 20
 ONE, TWO, THREE = (f'{number}5f0d3e0-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))
@@ -70,9 +70,10 @@ def tiers(storage_conf, exporter, database, tmp_path):
                         'storage_memory_directory': str(tmp_path / 'memory')}.items():
         storage_conf.set_override(name, value, bootcache_conf.GROUP)
     glance_conf.check(storage_conf)
-    store = ImageStore(storage_conf.bootcache.state_dir)
+    store = storedimages.opened(storage_conf, database)
     for image_id in (ONE, TWO, THREE):
         os.makedirs(store.directory(image_id))
+        storedimages.put(store, Manifest(image_id))
     tiers = StorageTiers(storage_conf, store, exporter, LastUses(database))
     yield tiers
     tiers._stopping = True

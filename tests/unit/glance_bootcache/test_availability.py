@@ -47,7 +47,7 @@ def bring(house, state):
         house.images.put(IMAGE)
         house.images.images[IMAGE][1].properties['os_hidden'] = True
     elif state is A.MEMBER_REMOVED:
-        house.controller.member_removed(IMAGE)
+        house.controller.let_go(IMAGE)
     elif state is A.DEACTIVATED:
         house.images.put(IMAGE, status='deactivated')
     elif state is A.OFF:

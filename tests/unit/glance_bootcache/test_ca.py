@@ -108,6 +108,19 @@ def test_what_was_replaced_is_revoked_as_well(tmp_path, cli):
     assert verifies(tmp_path, 'one', 'sslclient', *more)
 
 
+@pytest.mark.parametrize('is_renewed', [False, True])
+def test_what_is_there_is_revoked_also_where_it_was_noted_nowhere(tmp_path, cli, is_renewed):
+    cli.json('ca', str(tmp_path), 'one')
+    shutil.copytree(tmp_path / 'one', tmp_path / 'earlier')
+    (tmp_path / 'issued_one').unlink()
+    if is_renewed:
+        cli.json('ca', str(tmp_path), 'one')
+    cli.json('ca', '--revoke', str(tmp_path), 'one')
+    for host in 'earlier', 'one':
+        assert not verifies(tmp_path, host, 'sslclient', '-crl_check', '-CRLfile',
+                            tmp_path / 'ca-crl.pem')
+
+
 def test_what_the_pages_say_runs(tmp_path, cli):
     for page in 'cli', 'install':
         examples = re.findall(r'^ +bootcache (ca .*)$', (PAGES / f'{page}.rst').read_text(), re.M)

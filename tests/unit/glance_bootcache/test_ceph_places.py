@@ -1,5 +1,8 @@
 """Where in Ceph a base is."""
 
+import os
+import time
+
 import pytest
 
 from bootcache.cacheimage import Base
@@ -7,7 +10,8 @@ from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone, RbdSnapshot
 from bootcache.manifest import Made, Manifest
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.nodefiles import FileKind
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 USUAL = RbdSnapshot('images', IMAGE, 'snap')
@@ -66,19 +70,48 @@ def test_its_nodes_name_no_file():
         {'driver': 'raw', 'node-name': 'b-1', 'read-only': True, 'file': 'b-1f'}]
 
 
-def test_no_file_is_taken_for_that_of_a_clone(tmp_path):
-    store = ImageStore(str(tmp_path))
+def test_no_file_is_removed_for_a_clone(storage_conf, database):
+    store = storedimages.opened(storage_conf, database)
     path = RbdClone('p', 'n', f'base-{IMAGE}-0a1b2c3d').path
-    manifest = Manifest(IMAGE, made=Made(base_path=path, image_format='raw'))
-    store.save(manifest)
-    same_name = tmp_path / 'images' / IMAGE / path.rpartition('/')[2]
-    same_name.touch()
-    store.sweep(manifest)
-    assert not same_name.exists()
+    storedimages.put(store, Manifest(IMAGE, made=Made(base_path=path, image_format='raw')))
+    same_name = store.path(IMAGE, path.rpartition('/')[2])
+    with open(same_name, 'w'):
+        pass
+    storedimages.put(store, Manifest(IMAGE))
+    assert os.path.exists(same_name)
+    asked = []
+
+    def remove(image, clone):
+        asked.append((image, clone))
+        return len(asked) > 1
+
+    for _round in range(3):
+        store.files.remove_retired_of(FileKind.CLONE, remove)
+    assert asked == [(IMAGE, path)] * 3, 'its making may not have been answered, and comes yet'
+    store.files._clock = lambda: time.time() + 601
+    for _round in range(3):
+        store.files.remove_retired_of(FileKind.CLONE, remove)
+    assert asked == [(IMAGE, path)] * 4 and store.files.named(FileKind.CLONE) == {}
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_from_it(storage_conf, database):
+    store, asked = storedimages.opened(storage_conf, database), []
+    for number in range(3):
+        store.files.begin(IMAGE, FileKind.SERVER, f'server-{number}')
+        store.files.abandon(IMAGE, f'server-{number}')
+
+    def remove(_image, name):
+        asked.append(name)
+        raise ConnectionError(name)
+
+    with pytest.raises(ConnectionError):
+        store.files.remove_retired_of(FileKind.SERVER, remove)
+    assert sorted(asked) == ['server-0', 'server-1', 'server-2']
+    assert not os.path.exists(store.directory(IMAGE)), 'it is no file'
 
 
 def test_without_the_option_nobody_asks_ceph(storage_conf):
     bases = CephBases(storage_conf)
     bases._rbd = None
-    assert bases.obtain(None, None, None) is None
-    bases.sweep(None)
+    assert bases.obtain(None, None, None, None) is None
+    bases.remove_retired(None)

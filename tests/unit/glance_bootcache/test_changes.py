@@ -15,6 +15,7 @@ from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images.turns import HOUR, Changes
 from glance_bootcache.storage import inspection
+from tools import storedimages
 
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.sampled_from('ab'), st.floats(0, HOUR)),
@@ -24,17 +25,19 @@ def test_within_any_hour_there_are_no_more(most, asked):
     changes, followed = Changes(most, clock), collections.defaultdict(list)
     for owner, seconds in asked:
         clock.now += seconds
-        too_many = changes.are_too_many(owner)
-        assert changes.begin(owner) is not too_many
+        too_many = changes.seconds_left(owner) > 0
         recent = [when for when in followed[owner] if when + HOUR > clock.now]
         assert too_many == (len(recent) == most), 'and none waits in vain'
         if not too_many:
+            changes.begin(owner)
             followed[owner].append(clock.now)
 
 
 def test_none_waits_where_any_number_may_be():
     changes = Changes(0)
-    assert all(changes.begin('a') for _change in range(1000)) and not changes.are_too_many('a')
+    for _change in range(1000):
+        changes.begin('a')
+        assert not changes.seconds_left('a')
 
 
 def image(number):
@@ -133,8 +136,9 @@ def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
     for number in range(3):
         house.images.put(image(number), owner='one')
         # What the earlier process has written.
-        house.store.put(Manifest(image(number), Standing.WANTED, image_hash=house.images.get(
-            image(number)).image_hash))
+        storedimages.put(house.store, Manifest(
+            image(number), Standing.WANTED,
+            image_hash=house.images.get(image(number)).image_hash))
     for number in range(10, 13):
         register(house, number)
     house.recover()

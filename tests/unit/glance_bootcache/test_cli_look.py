@@ -74,6 +74,14 @@ def test_how_a_host_reads_bases(cli):
         (None, '1 more bases', None, None, None)]
 
 
+def test_hosts_that_are_gone_are_forgotten(cli):
+    cli.api.bases['one'] = bases(0)
+    assert cli.json('host', 'forget', 'one') == [{'host': 'one'}]
+    done = cli('host', 'forget', 'one', 'two', '-f', 'value')
+    assert done.code == 1 and done.out == 'one\n'
+    assert 'knows of nothing that host two needs' in done.err
+
+
 @pytest.mark.parametrize('told, why', [
     ({}, 'host one has not reported'), ({'one': {'seen': 2.0, 'bases': None}}, 'does not tell')])
 def test_of_a_host_that_tells_nothing_of_bases_it_is_said(cli, told, why):

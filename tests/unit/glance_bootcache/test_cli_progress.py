@@ -9,8 +9,8 @@ import termios
 import pytest
 from fakes_cli import IMAGE, Time, report
 
-from glance_bootcache.cli import listing
-from glance_bootcache.cli.listing import ProgressLine
+from glance_bootcache import progressline
+from glance_bootcache.progressline import ProgressLine
 
 _END = '<end of what was shown>'
 
@@ -55,7 +55,7 @@ def terminal():
 def time(monkeypatch):
     """Seconds pass when the test says so."""
     time = Time()
-    monkeypatch.setattr(listing, 'time', time)
+    monkeypatch.setattr(progressline, 'time', time)
     return time
 
 

@@ -16,6 +16,7 @@ from bootcache.rpc.report import HostReport
 from glance_bootcache.images import controller as controller_module
 from glance_bootcache.images import imagework
 from glance_bootcache.storage import inspection
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -169,7 +170,7 @@ def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waitin
 
 def test_pauses_grow_while_it_is_needed(waiting):
     asked = [waiting.seconds.now]
-    waiting.retiring.is_needed = lambda image_id: asked.append(waiting.seconds.now) or True
+    waiting.retiring.why_needed = lambda image_id: asked.append(waiting.seconds.now) or True
     for _half_a_minute in range(120 * 12):
         look(waiting, 30)
     pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
@@ -264,7 +265,7 @@ def test_a_late_report_of_the_older_content_does_not_end_the_wait(waiting):
 def test_exports_of_a_base_that_was_given_up_are_not_served_as_the_new_content(house):
     """A read error had it given up; a host is connected to its stored file."""
     one = ready(house, b'1' * 4096)
-    house.store.put(one.making(base_path='', cache_image=None).standing_at(
+    storedimages.put(house.store, one.making(base_path='', cache_image=None).standing_at(
         Standing.FAILED, Cause(Reason.FAILED, 'it cannot be read')))
     house.exporter.readers.add(IMAGE)
     house.images.put(IMAGE, b'2' * 4096)
@@ -316,7 +317,7 @@ def test_servers_of_the_new_content_do_not_need_the_older_one(house, monkeypatch
     # Of the content that is here, all count.
     if ends:
         house.boots.created[IMAGE] = 9000.0
-        assert house.retiring.is_needed(IMAGE)
+        assert house.retiring.why_needed(IMAGE)
 
 
 def test_an_image_that_a_job_skips_is_retired_without_a_restart(house):

@@ -1,5 +1,6 @@
 """The database as the service has it: where it may lie, and the thread that writes reports."""
 
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -7,8 +8,11 @@ import tempfile
 import threading
 
 import pytest
+from fakes_clock import Clock
 from fakes_database import locked
 from fakes_manager import until
+from sqlalchemy import event
+from sqlalchemy import exc as sa_exception
 
 from bootcache import exception, tier
 from bootcache.rpc.report import HostReport
@@ -44,13 +48,17 @@ def test_a_start_logs_the_schema_when_it_is_made_and_nothing_else(storage_conf, 
     assert said.endswith(f'has schema {schema.wanted()}')
 
 
-def test_what_is_answered_is_on_the_disk(database):
+def test_what_is_answered_is_on_the_disk(storage_conf):
     """Also after a power cut, which WAL's usual setting does not promise."""
+    os.makedirs(storage_conf.bootcache.state_dir)
+    database = start.wait_for(storage_conf)
+
     def settings(connection):
         return [connection.exec_driver_sql(f'PRAGMA {name}').scalar() for name in (
             'journal_mode', 'synchronous', 'busy_timeout', 'foreign_keys')]
 
     assert database.read(settings) == ['wal', 2, 30000, 1]
+    database.close()
 
 
 @pytest.mark.parametrize('kind', ['nfs', 'nfs4', 'ceph', 'fuse.glusterfs', 'fuse.ceph', 'cifs'])
@@ -122,6 +130,32 @@ def test_what_belongs_to_another_user_is_told_of(storage_conf):
         told = here.recv()
         process.join()
         assert f'chown 65534 {directory}/bootcache.sqlite' in told
+
+
+def test_one_call_at_a_time_waits_for_a_database_that_hangs(storage_conf, database):
+    """Threads that answer hosts are not held, each for half a minute."""
+    def hangs(connection):
+        clock.sleep(30)
+        raise sa_exception.OperationalError('SELECT 1', {}, Exception('timed out'))
+
+    def fails(connection):
+        raise sa_exception.OperationalError('SELECT 1', {}, Exception('connection refused'))
+
+    clock = Clock()
+    with contextlib.closing(Database(storage_conf, clock)) as other:
+        for _time in range(5):
+            with pytest.raises(exception.DatabaseAway, match='refused'):
+                other.read(fails)
+        with pytest.raises(exception.DatabaseAway, match='timed out'):
+            other.write(hangs)
+        for call in other.read, other.write:
+            with pytest.raises(exception.DatabaseAway, match='has not answered just now'):
+                call(pytest.fail)
+        clock.sleep(10)
+        with pytest.raises(exception.DatabaseAway, match='timed out'):
+            other.read(hangs)
+        clock.sleep(10)
+        assert other.read(lambda connection: 1) == other.write(lambda connection: 1) == 1
 
 
 def test_what_only_reads_makes_no_file(storage_conf):
@@ -227,3 +261,14 @@ def test_an_error_of_our_own_is_told_once_and_not_each_second(database, caplog):
     for _second in range(3):
         writer._try_to_write()
     assert caplog.text.count('Traceback') == 1
+
+
+def test_a_connection_that_breaks_when_it_was_used_is_not_told_of(database, caplog):
+    """As SQLAlchemy's pool does, with a traceback: nothing is lost, and the next one is another."""
+    def reset(_connection, _record, _state):
+        raise BrokenPipeError
+
+    event.listen(database._engine, 'reset', reset)
+    assert database.read(lambda _connection: 5) == 5
+    event.remove(database._engine, 'reset', reset)
+    assert caplog.records == [] and database.read(lambda _connection: 6) == 6

@@ -22,6 +22,7 @@ from bootcache.manifest import Availability
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache import availability
 from glance_bootcache.glance.images import Images
+from tools import storedimages
 
 IMAGES = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]
 OTHERS = [f'{number:08x}-2f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]
@@ -349,22 +350,9 @@ def test_how_many_are_believed_in_a_day(images, most):
     assert availability.budget(images) == most
 
 
-def test_a_notification_removes_nothing_of_which_the_manifest_cannot_be_used(cloud):
-    """Damaged, or of a later version: an operator alone removes what there is."""
-    cloud.register(1)
-    base = cloud.store.load(IMAGES[0]).made.base_path
-    with open(cloud.store.path(IMAGES[0], 'manifest.json'), 'w') as stream:
-        stream.write('{')
-    cloud.notify(IMAGES[0])
-    cloud.rounds(DELAY)
-    assert os.path.exists(base)
-    cloud.endpoints.delete_image({}, IMAGES[0])
-    assert not os.path.exists(cloud.store.directory(IMAGES[0]))
-
-
-def test_it_is_in_the_manifest(cloud):
+def test_it_is_in_the_image_s_row(cloud, storage_conf, database):
     cloud.register(1)
     del cloud.images.images[IMAGES[0]]
     cloud.changed(IMAGES[0])
-    cloud.store._read.clear()
-    assert cloud.store.load(IMAGES[0]).wished.availability is Availability.MISSING
+    again = storedimages.opened(storage_conf, database)
+    assert again.load(IMAGES[0]).wished.availability is Availability.MISSING

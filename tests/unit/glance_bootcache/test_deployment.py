@@ -8,7 +8,7 @@ import sys
 import types
 
 import pytest
-from fakes_deployment import server
+from fakes_deployment import refused, server
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,17 +187,22 @@ def test_hosts_are_taken_in_turns_and_not_its_own():
         resuming.hosts_for(0, saved(), ('compute1',), True)
 
 
-def test_the_shells_variables_go_before_the_configuration():
+def test_the_shells_variables_go_before_the_configuration(monkeypatch):
     def read():
         raise AssertionError('it is not needed')
-    session, region = cloud.open_session(read, 4, {
-        'OS_AUTH_URL': 'http://192.0.2.1:5000/v3', 'OS_USERNAME': 'u', 'OS_PASSWORD': 'secret',
-        'OS_PROJECT_NAME': 'p', 'OS_USER_DOMAIN_NAME': 'd', 'OS_PROJECT_DOMAIN_ID': 'default',
-        'OS_REGION_NAME': 'r', 'OS_CACERT': '/ca.pem'})
+    for name, value in {
+            'AUTH_URL': 'http://192.0.2.1:5000/v3', 'USERNAME': 'u', 'PASSWORD': 'secret',
+            'PROJECT_NAME': 'p', 'USER_DOMAIN_NAME': 'd', 'PROJECT_DOMAIN_ID': 'default',
+            'REGION_NAME': 'r', 'CACERT': '/ca.pem', 'AUTH_TYPE': '', 'INSECURE': ''}.items():
+        monkeypatch.setenv(f'OS_{name}', value)
+    session, region = cloud.open_session(read, 4)
     assert session.auth.auth_url == 'http://192.0.2.1:5000/v3' and region == 'r'
-    assert session.verify == '/ca.pem' and session.timeout
+    assert session.verify == '/ca.pem' and session.timeout == 60
+    monkeypatch.setenv('OS_INSECURE', 'true')
+    assert cloud.open_session(read, 4)[0].verify is False
+    monkeypatch.setenv('OS_AUTH_TYPE', 'no-such')
     with pytest.raises(exception.ConfigurationError, match='unset OS_AUTH_URL'):
-        cloud.open_session(read, 4, {'OS_AUTH_URL': 'x', 'OS_AUTH_TYPE': 'no-such'})
+        cloud.open_session(read, 4)
 
 
 def test_an_image_is_the_checkpoints_if_who_asks_has_made_it():
@@ -212,3 +217,98 @@ def test_an_image_is_the_checkpoints_if_who_asks_has_made_it():
         list=lambda filters, limit: iter([image('mine', 'one'), image('other', 'one'),
                                           image('other', 'two'), image('mine', 'six', 'killed')])))
     assert cloud.images_of('checkpoint') == {'one': 'mine one'}
+
+
+UNANSWERED = 'Nova makes it, and its answer is lost'
+
+
+class FakeNova:
+    """Stands for Cloud: a Nova that starts what it is asked for, or refuses."""
+
+    def __init__(self, faults):
+        self.faults, self.servers, self.asked = faults, {}, []
+
+    def flavors(self):
+        return {'small': types.SimpleNamespace(disk=10)}
+
+    def keys(self):
+        return set()
+
+    def project(self):
+        return 'p'
+
+    def zones(self):
+        return {'nova'}
+
+    def image_status(self, image):
+        return 'active'
+
+    def servers_of(self, image):
+        return [one for one in self.servers.values() if one['image'] == image]
+
+    def details(self, server):
+        return self.servers.get(server)
+
+    def delete(self, server):
+        del self.servers[server]
+
+    def create(self, name, image, flavor, nics, more):
+        self.asked.append((name, more.get('host'), more.get('availability_zone')))
+        fault = self.faults[name].pop(0) if self.faults.get(name) else None
+        if isinstance(fault, Exception):
+            raise fault
+        one = f'{name}-{len(self.asked)}'
+        self.servers[one] = server(
+            one, name, image=image, metadata=more['meta'],
+            status='ERROR' if fault and fault != UNANSWERED else 'ACTIVE',
+            fault={'message': fault}, **{'OS-EXT-SRV-ATTR:host': 'compute2'})
+        if fault == UNANSWERED:
+            raise refused(0)
+        return one
+
+
+def restart(nova, names, lines, hosts=None):
+    made = Checkpoint(RUN, 'then', False, [
+        dataclasses.replace(saved(), server_id=name, name=name, image_id=f'image-{name}',
+                            status=Status.FAILED if name == 'unsaved' else Status.SAVED)
+        for name in names])
+    progress = types.SimpleNamespace(bar=lambda *_all: None,
+                                     line=lambda text, **_all: lines.append(text))
+    outcomes = resuming.Restart(nova, made, resuming.Placing(hosts, False, None, ''), progress,
+                                cloud.DeploymentLimits(4, 2, 60)).run()
+    return {one.saved.name: (one.outcome, one.host, one.reason) for one in outcomes}
+
+
+def test_each_server_is_started_once_or_its_reason_is_told(monkeypatch):
+    monkeypatch.setattr(resuming, '_PERIOD_SECONDS', 0)
+    nova, lines = FakeNova({'again': ['no room'], 'never': ['no room', 'no disk'],
+                            'refused': [refused(403, passes=False)], 'late': [refused(503)]}), []
+    names = ('plain', 'again', 'never', 'refused', 'late', 'unsaved')
+    found = restart(nova, names, lines)
+    assert {name: found[name] for name in ('plain', 'again', 'late')} == dict.fromkeys(
+        ('plain', 'again', 'late'), ('started', 'compute2', ''))
+    assert {name: outcome for name, (outcome, _host, _why) in found.items()
+            if outcome != 'started'} == dict.fromkeys(('never', 'refused', 'unsaved'), 'failed')
+    assert 'in 2 attempts, the last one was removed: no disk' in found['never'][2]
+    assert 'snapshot --continue' in found['unsaved'][2]
+    assert 'server again, attempt 1: no room; it is tried again' in lines
+    assert set(nova.asked) == {(name, None, 'nova') for name in names if name != 'unsaved'}
+    assert {one['name'] for one in nova.servers.values()} == {'plain', 'again', 'late'}
+    before = len(nova.asked)
+    assert restart(nova, ('plain', 'again'), lines) == dict.fromkeys(
+        ('plain', 'again'), ('there already', 'compute2', ''))
+    assert len(nova.asked) == before
+
+
+def test_another_host_is_tried_when_one_cannot_be(monkeypatch):
+    monkeypatch.setattr(resuming, '_PERIOD_SECONDS', 0)
+    nova = FakeNova({'a': [refused(400, passes=False)]})
+    assert restart(nova, ('a',), [], ('compute1', 'compute2'))['a'][0] == 'started'
+    assert nova.asked == [('a', 'compute1', None), ('a', 'compute2', None)]
+
+
+def test_a_server_whose_request_has_no_answer_is_no_second_one(monkeypatch):
+    monkeypatch.setattr(resuming, '_PERIOD_SECONDS', 0)
+    nova = FakeNova({'a': [UNANSWERED]})
+    assert restart(nova, ('a',), [])['a'] == ('there already', 'compute2', '')
+    assert len(nova.asked) == len(nova.servers) == 1

@@ -16,8 +16,8 @@ from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.rpc.messages import BootAction, ExchangeBase, ExchangeCache, ExchangeOffer
 from glance_bootcache.exchange import offers as offers_module
 from glance_bootcache.exchange.offers import ExchangeOffers
-from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import Content
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 DATA = b'cache image'
@@ -50,13 +50,13 @@ def hanging(tmp_path, storage_conf, monkeypatch):
 
 
 @pytest.fixture
-def offers(storage_conf, hanging):
-    store = ImageStore(storage_conf.bootcache.state_dir)
+def offers(storage_conf, hanging, database):
+    store = storedimages.opened(storage_conf, database)
     os.makedirs(store.directory(IMAGE))
     path = store.path(IMAGE, 'cache.qcow2')
     with open(path, 'wb') as stream:
         stream.write(DATA)
-    store.save(Manifest(IMAGE, Standing.DONE, made=Made(
+    storedimages.put(store, Manifest(IMAGE, Standing.DONE, made=Made(
         virtual_bytes=4096, cache_image=CacheInfo('cache.qcow2', len(DATA), 4096, 1, SHA256, 4096,
                                                   4096, 1 << 20, '', 0.1,
                                                   cacheimage.VERIFY_RULES))))
@@ -100,13 +100,13 @@ def test_one_that_reads_for_long_is_waited_for_once(offers, monkeypatch):
 
 
 @pytest.fixture
-def asks_for_base(offers, storage_conf):
+def asks_for_base(offers):
     """A host asks for the base of the image, which there is."""
-    store = ImageStore(storage_conf.bootcache.state_dir)
+    store = offers._store
     path = store.path(IMAGE, 'base')
     with open(path, 'wb') as stream:
         stream.write(DATA)
-    store.save(store.load(IMAGE).making(base_path=path, base_hash='sha512:00',
+    storedimages.put(store, store.load(IMAGE).making(base_path=path, base_hash='sha512:00',
                                         stored_bytes=len(DATA)))
     return lambda: offers.offer_base(ExchangeBase(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830,
                                                   ''), 'host')
@@ -122,11 +122,10 @@ def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, asks_for
     assert len(hanging) == 1
 
 
-def test_a_base_whose_file_is_another_one_is_not_given(offers, hanging, asks_for_base,
-                                                       storage_conf):
-    store = ImageStore(storage_conf.bootcache.state_dir)
+def test_a_base_whose_file_is_another_one_is_not_given(offers, hanging, asks_for_base):
+    store = offers._store
     path = store.load(IMAGE).made.base_path
-    store.save(store.load(IMAGE).making(base_file=savefile.signature(path)))
+    storedimages.put(store, store.load(IMAGE).making(base_file=savefile.signature(path)))
     assert asks_for_base() == ExchangeOffer()
     os.utime(path, ns=(1, 1))
     assert asks_for_base() is None

@@ -20,6 +20,7 @@ from glance_bootcache.storage.exporters import MOST_LOOKS, Exporters
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 BASE = f'base-{IMAGE}'
+NODE = naming.node_name('b', f'{IMAGE} ')
 NEEDED = {IMAGE: ()}
 HOSTS = 1000
 
@@ -126,7 +127,7 @@ def cloud(machine, storage_conf, tmp_path, monkeypatch):
     cloud = Exporters(storage_conf, str(path))
     monkeypatch.setattr(cloud._clones, 'start', lambda: None)
     for number in range(HOSTS):
-        machine.running[f'exporter-{20000 + number}'] = {BASE: 'node'}
+        machine.running[f'exporter-{20000 + number}'] = {BASE: NODE}
     return cloud
 
 
@@ -239,8 +240,15 @@ def test_nobody_waits_for_those_that_hang(cloud, machine, monkeypatch):
     assert len(machine.running) == HOSTS
     machine.goes_on.set()
     machine.hanging = set()
-    cloud.start()
+    for _round in range(100):
+        cloud.start()
+        if not cloud.untold():
+            break
     assert not cloud.untold()
+
+
+MANIFEST = Manifest(IMAGE, Standing.DONE, made=Made(base_export=naming.export_name(
+    naming.EXPORT_BASE, IMAGE)))
 
 
 def test_bases_are_open_that_any_exporter_serves(known, machine, monkeypatch):
@@ -254,9 +262,32 @@ def test_bases_are_open_that_any_exporter_serves(known, machine, monkeypatch):
     known.keep_open(manifests)
     machine.running.clear()
     known.keep_open(manifests)
-    machine.running['exporter-20000'] = {BASE: 'node'}
+    machine.running['exporter-20000'] = {BASE: NODE}
     known.keep_open(manifests)
     assert kept[:2] == [([IMAGE], True), ([], True)] and not kept[2][1], 'it has not told yet'
+
+
+def test_none_is_closed_while_a_base_is_served_that_the_database_does_not_have(known, monkeypatch):
+    may_end = []
+    monkeypatch.setattr(known._clones, 'keep', lambda served, ends: may_end.append(ends))
+    known.keep_open([])
+    known.keep_open([MANIFEST])
+    assert may_end == [False, True]
+
+
+def test_none_is_closed_while_a_base_is_read_that_was_got_again(known, monkeypatch, tmp_path):
+    """A host is connected, or the database is an older state: the row has another clone, or none.
+    """
+    may_end, recorded = [], []
+    monkeypatch.setattr(known._clones, 'keep', lambda served, ends: may_end.append(ends))
+    monkeypatch.setattr(known._served, 'record', lambda manifest, path: recorded.append(manifest))
+    (tmp_path / 'got').touch()
+    for path in 'rbd:p/n/other', '/other', str(tmp_path / 'got'), '':
+        manifest = MANIFEST.making(base_path=path)
+        known.keep_open([manifest])
+        known.ensure(manifest, None, ['CN=host-0', 'CN=host-1'])
+    assert may_end == [False, False, False, True]
+    assert [manifest.made.base_path for manifest in recorded] == [str(tmp_path / 'got'), '']
 
 
 def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(
@@ -275,8 +306,38 @@ def test_none_is_closed_while_an_exporter_is_to_serve_again_what_it_served(
     for _round in range(2):
         known.start(serve)
         assert begun.is_set()
-        known.keep_open([])
+        known.keep_open([MANIFEST])
     goes_on.set()
     futures.wait(known._looks, 60)
-    known.keep_open([])
+    known.keep_open([MANIFEST])
     assert may_end == [False, False, True]
+
+
+def test_what_exporters_of_hosts_served_they_serve_after_a_reboot(known, machine, storage_conf,
+                                                                  tmp_path, monkeypatch):
+    """The daemons are gone, and the database does not answer: it is in a file."""
+    (tmp_path / 'base').write_text('base')
+    manifest = MANIFEST.making(base_path=str(tmp_path / 'base'), image_format='raw',
+                               virtual_bytes=4096)
+    machine.running.clear()
+    known.start()
+    known.ensure(manifest, None, ['CN=host-3'])
+    known.save_served()
+    # One that does not tell keeps none of the others from the file, and is in it as it was.
+    machine.running['exporter-20003'] = {}
+    known.ensure(manifest, None, ['CN=host-7'])
+    known.save_served()
+    machine.running.clear()
+    again = Exporters(storage_conf, str(tmp_path / 'clients.json'))
+    monkeypatch.setattr(again._clones, 'start', lambda: None)
+    # And again, while the database is waited for: one has ended.
+    for _round in range(2):
+        again.start_as_before()
+        assert {name: set(served) for name, served in machine.running.items()} == {
+            'exporter-20003': {BASE}, 'exporter-20007': {BASE}}
+        del machine.running['exporter-20003']
+    # A base that is another file by now is not served before it was hashed.
+    machine.running.clear()
+    (tmp_path / 'base').write_text('other')
+    again.start_as_before()
+    assert not any(machine.running.values())

@@ -1,18 +1,16 @@
-"""What is noted of snapshots on the file store, and what is tried of Glance and when."""
+"""Files that are put into Glance's file store, and what is tried of Glance and when."""
 
-import dataclasses
-import json
 import os
 
 import pytest
 from glanceclient import exc
 
 from glance_bootcache.filestore import placing
-from glance_bootcache.filestore.journal import Entry, Journal
 from glance_bootcache.filestore.registrars import Registrars
+from glance_bootcache.storage.nodefiles import FileKind
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-ENTRY = Entry(IMAGE, '/work', '/base', 'raw', 'file', '/store/image', '5:1:1')
 
 
 class Glance:
@@ -22,18 +20,17 @@ class Glance:
         self.directory, self.store = directory, store
         self.names = ['other', 'file']
         self.made = []
+        self.images = set()
         self.away = False
-        self.crashed = []
 
     def stores(self):
         if self.away:
             raise ConnectionError('away')
         return self.names
 
-    def make(self):
-        image_id = f'7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d{len(self.made):04x}'
+    def make(self, image_id):
         self.made.append(image_id)
-        return image_id
+        self.images.add(image_id)
 
     def register(self, image_id, url):
         assert os.path.getsize(f'{self.directory}/{image_id}') == 4096
@@ -44,11 +41,12 @@ class Glance:
             return stream.read(most)
 
     def delete(self, image_id):
-        if image_id in self.crashed:
-            self.crashed.remove(image_id)
+        is_gone = image_id not in self.images
+        self.images.discard(image_id)
+        return is_gone
 
-    def left(self):
-        return list(self.crashed)
+    def there(self):
+        return sorted(self.images)
 
 
 @pytest.fixture
@@ -58,12 +56,25 @@ def now():
 
 @pytest.fixture
 def glance(tmp_path):
-    return Glance(str(tmp_path))
+    os.mkdir(tmp_path / 'images')
+    return Glance(str(tmp_path / 'images'))
 
 
 @pytest.fixture
-def registrars(glance, now):
-    return Registrars([glance.directory], glance, clock=lambda: now[0])
+def rows(storage_conf, database, now):
+    """Of a service that was started just now."""
+    def rows():
+        rows = storedimages.opened(storage_conf, database).files
+        rows._clock = lambda: now[0]
+        rows.retire_left()
+        return rows
+
+    return rows
+
+
+@pytest.fixture
+def registrars(glance, rows, now):
+    return Registrars([glance.directory], glance, rows(), clock=lambda: now[0])
 
 
 def files(directory):
@@ -133,67 +144,60 @@ def test_a_glance_that_is_away_is_asked_again(registrars, glance, now):
 def test_a_glance_that_is_at_work_on_a_trial_has_it_deleted_later(registrars, glance):
     """It answers 500 while it computes the hash of what was registered."""
     def refuse(image_id):
-        glance.crashed.append(image_id)
         raise exc.HTTPInternalServerError('cannot cancel')
 
     delete, glance.delete, glance.store, glance.names = glance.delete, refuse, 'file', ['file']
     registrars.look()
     assert registrars.store_of(glance.directory) == 'file' and files(glance.directory) == []
+    assert glance.images == set(glance.made)
     glance.delete = delete
     registrars.look()
-    assert glance.crashed == []
+    assert glance.images == set()
 
 
-def test_what_a_crash_left_of_a_trial_is_removed_first(registrars, glance):
+def test_each_trial_that_is_to_be_deleted_is_one_of_a_row(registrars, glance, rows, caplog, now):
+    delete, glance.delete = glance.delete, lambda image_id: False
+    registrars.look()
+    assert len(glance.images) == 2
+    glance.delete = delete
+    Registrars([glance.directory], glance, rows(), clock=lambda: now[0]).look()
+    assert glance.images == set() and 'of no row' not in caplog.text
+
+
+def test_what_a_crash_left_of_a_trial_is_removed_and_nothing_else(registrars, glance, rows, caplog,
+                                                                  now):
+    class Killed(BaseException):
+        """Nothing is done after it."""
+
+    def kill(image_id, url):
+        raise Killed
+
+    registrars._end = lambda image_id: None
+    register, glance.register = glance.register, kill
+    with pytest.raises(Killed):
+        registrars.look()
+    glance.register = register
+    # Of another service of the project, or of a database that was lost.
     for path in (glance.directory, placing.work_directory(glance.directory)):
         with open(f'{path}/{IMAGE}', 'w') as stream:
             stream.write('of a trial')
-    glance.crashed = [IMAGE]
-    registrars.look()
-    assert glance.crashed == [] and files(glance.directory) == []
+    glance.images.add(IMAGE)
+    assert len(glance.images) == 2 and len(files(glance.directory)) == 3
+    again = rows()
+    for _start in range(2):
+        Registrars([glance.directory], glance, again, clock=lambda: now[0]).look()
+    assert glance.images == {IMAGE} and files(glance.directory) == [IMAGE, IMAGE]
+    assert caplog.text.count('1 images bootcache-trial in Glance are of no row of the database,'
+                             f' and are left, as {IMAGE};') == 2
+    now[0] += 600
+    Registrars([], glance, again, clock=lambda: now[0]).look()
+    assert again.named(FileKind.TRIAL) == {}
 
 
-def test_a_directory_that_is_not_there_is_not_tried(glance, now):
-    registrars = Registrars([f'{glance.directory}/absent'], glance, clock=lambda: now[0])
+def test_a_directory_that_is_not_there_is_not_tried(glance, rows, now):
+    registrars = Registrars([f'{glance.directory}/absent'], glance, rows(), clock=lambda: now[0])
     registrars.look()
     assert registrars.store_of(f'{glance.directory}/absent') == '' and glance.made == []
-
-
-def test_an_entry_is_what_was_noted(tmp_path):
-    journal = Journal(str(tmp_path / 'snapshots'))
-    journal.note(ENTRY)
-    uploaded = dataclasses.replace(ENTRY, uploaded=True)
-    journal.note(uploaded)
-    assert Journal(str(tmp_path / 'snapshots')).load(IMAGE) == uploaded
-    assert journal.images() == [IMAGE]
-    journal.forget(IMAGE)
-    journal.forget(IMAGE)
-    assert journal.images() == [] and journal.load(IMAGE) is None
-    # One that cannot be read is not one that there is none of.
-    os.symlink(journal._path(IMAGE), journal._path(IMAGE))
-    with pytest.raises(OSError, match='symbolic links'):
-        journal.load(IMAGE)
-
-
-def test_an_entry_that_was_being_written_at_a_crash_is_forgotten(tmp_path):
-    journal, torn = Journal(str(tmp_path)), tmp_path / f'{IMAGE}.json.torn.tmp'
-    torn.write_text('{')
-    assert journal.images() == [IMAGE] and journal.load(IMAGE) is None
-    journal.note(ENTRY)
-    assert journal.images() == [IMAGE] and journal.load(IMAGE) == ENTRY
-    journal.forget(IMAGE)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize('change', [
-    {'version': 2}, {'file': 5}, {'file': None}, {'uploaded': 1}, {'work': None},
-    {'image_id': '../image'}, {'store': ['file']}])
-def test_what_is_damaged_is_no_entry(tmp_path, change):
-    journal = Journal(str(tmp_path))
-    journal.note(ENTRY)
-    path = tmp_path / f'{IMAGE}.json'
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert journal.load(IMAGE) is None and journal.images() == [IMAGE]
 
 
 def test_a_name_in_the_store_is_taken_once(tmp_path):

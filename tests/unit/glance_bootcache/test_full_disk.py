@@ -1,48 +1,32 @@
-"""Changes of images while the disk is full, or Glance away: followed when that is over.
+"""Changes of images while the database, or Glance, is away: followed when that is over.
 
 The neighbours are stand-ins, see test_controller.py; tools/faults.sh fills a file system.
 """
 
-import errno
 import logging
 import os
 import threading
 
 import pytest
+from fakes_database import Rows
 from oslo_messaging import NotificationResult
 
-from bootcache import savefile
+from bootcache.exception import DatabaseAway
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.glance import listener
 from glance_bootcache.images import controller
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGES = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
 
 
-class Disk:
-    """A file system that is full, or has room; what is spoilt cannot be written for good."""
-
-    def __init__(self, write):
-        self._write = write
-        self.is_full = False
-        self.spoilt = ''
-        self.tries = 0
-
-    def write_json(self, path, document):
-        self.tries += 1
-        if self.is_full or (self.spoilt and self.spoilt in path):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._write(path, document)
-
-
 @pytest.fixture
-def disk(house, monkeypatch):
-    """The state directory's; ``house.again`` has the bus give again what it has, and time pass."""
-    disk, waiting = Disk(savefile.write_json), []
-    monkeypatch.setattr(savefile, 'write_json', disk.write_json)
+def rows(house, monkeypatch):
+    """The images'; ``house.again`` has the bus give again what it has, and time pass."""
+    waiting = []
     monkeypatch.setattr(listener, '_AGAIN_SECONDS', 0)
 
     def notify(event, payload):
@@ -59,36 +43,36 @@ def disk(house, monkeypatch):
         house.settle()
 
     house.notify, house.again, house.on_the_bus = notify, again, waiting
-    return disk
+    return Rows(house.store, monkeypatch)
 
 
 def warnings(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_an_image_whose_first_manifest_cannot_be_written_is_not_forgotten(house, disk, caplog):
-    disk.is_full = True
+def test_an_image_whose_first_row_cannot_be_written_is_not_forgotten(house, rows, caplog):
+    rows.is_away = True
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
     assert house.store.load(IMAGE) is None
     for _again in range(5):
         house.again()
     assert house.store.load(IMAGE) is None
-    # It is told once, with the cure.
+    # It is told once.
     assert warnings(caplog) == [
-        f'image {IMAGE}: cannot be looked at, and is looked at again: [Errno 28] No space left on'
-        ' device; make room in [bootcache]state_dir']
-    disk.is_full = False
+        f'image {IMAGE}: cannot be looked at, and is looked at again: the database cannot be'
+        ' written']
+    rows.is_away = False
     house.again()
     assert house.state(IMAGE) == 'ready' and len(warnings(caplog)) == 1
 
 
 @pytest.mark.parametrize('change', ['deleted', 'deactivated', 'opted out'])
-def test_an_image_that_is_not_given_out_any_more(house, disk, change):
+def test_an_image_that_is_not_given_out_any_more(house, rows, change):
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
     house.settle()
-    disk.is_full = True
+    rows.is_away = True
     if change == 'deleted':
         del house.images.images[IMAGE]
         house.notify('image.delete', {'id': IMAGE})
@@ -98,98 +82,112 @@ def test_an_image_that_is_not_given_out_any_more(house, disk, change):
         house.notify('image.update', {'id': IMAGE})
     assert house.store.load(IMAGE).standing is Standing.DONE
     house.again()
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     manifest = house.store.load(IMAGE)
     assert manifest is None if change == 'deleted' else manifest.standing is Standing.SKIPPED
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] in ('stock', 'wait')
 
 
-def test_an_image_that_fewer_people_see(house, disk):
+def test_an_image_that_fewer_people_see(house, rows):
     """Nothing in Glance's image tells of it later."""
     house.images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
-    disk.is_full = True
+    rows.is_away = True
     house.notify('image.member.delete', {'image_id': IMAGE})
     house.notify('image.update', {'id': IMAGE})
     house.again()
     assert house.store.load(IMAGE).wished.generation == 0 and len(house.on_the_bus) == 1
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.store.load(IMAGE).wished.generation == 1
     house.again()
     assert house.store.load(IMAGE).wished.generation == 1
 
 
-def test_an_operator_is_told(house, disk):
+def test_an_operator_is_told(house, rows):
     house.images.put(IMAGE)
-    house.store.save(before := Manifest(IMAGE, Standing.FAILED))
-    disk.is_full = True
+    before = storedimages.put(house.store, Manifest(IMAGE, Standing.FAILED))
+    rows.is_away = True
     for ask in (lambda: house.endpoints.build_image({}, IMAGE),
                 lambda: house.endpoints.delete_image({}, IMAGE),
                 lambda: house.endpoints.evict_image({}, IMAGE, None)):
-        with pytest.raises(OSError, match='No space left'):
+        with pytest.raises(DatabaseAway):
             ask()
     assert house.store.load(IMAGE) == before
 
 
-def test_a_server_that_boots_goes_on_waiting_for_its_base(house, disk):
-    disk.is_full = True
+def test_a_server_that_boots_goes_on_waiting_for_its_base(house, rows):
+    rows.is_away = True
     house.images.put(IMAGE)
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'wait'
     house.settle()
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
 
 
-def test_while_the_disk_is_full_writing_is_tried_once_a_minute(house, disk):
-    disk.is_full = True
+def test_a_server_whose_cache_image_was_evicted_boots_from_the_base(house, rows):
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    house.settle()
+    house.store.change(IMAGE, lambda known: known.making(cache_image=None, difference=None))
+    rows.is_away = True
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
+    house.settle()
+    rows.is_away = False
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cold'
+    house.settle()
+    assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host', 'server'))['action'] == 'cache'
+
+
+def test_while_the_database_is_away_writing_is_tried_once_a_minute(house, rows):
+    rows.is_away = True
     for image in IMAGES:
         house.images.put(image)
         house.changed(image)
     for _hour in range(2):
-        disk.tries = 0
+        rows.tries = 0
         for _minute in range(60):
             house.later(60)
-    assert disk.tries <= 60 * len(IMAGES)
-    disk.is_full = False
+    assert rows.tries <= 60 * len(IMAGES)
+    rows.is_away = False
     house.again()
     assert {house.state(image) for image in IMAGES} == {'ready'}
 
 
-def test_an_image_that_can_never_be_written_holds_up_no_other(house, disk):
-    disk.is_full = True
+def test_an_image_that_can_never_be_written_holds_up_no_other(house, rows):
+    rows.is_away = True
     for image in IMAGES:
         house.images.put(image)
         house.changed(image)
-    disk.is_full, disk.spoilt = False, IMAGES[7]
+    rows.is_away, rows.spoilt = False, IMAGES[7]
     house.again()
     assert [house.state(image) for image in IMAGES].count('ready') == 19
     assert house.state(IMAGES[7]) is None
-    disk.spoilt = ''
+    rows.spoilt = ''
     house.again()
     assert house.state(IMAGES[7]) == 'ready'
 
 
-def test_how_many_wait_is_bounded_and_told(house, disk, monkeypatch, caplog):
+def test_how_many_wait_is_bounded_and_told(house, rows, monkeypatch, caplog):
     monkeypatch.setattr(controller, '_MOST_ANNOUNCED', 1)
-    disk.is_full = True
+    rows.is_away = True
     for image in (IMAGE, OTHER):
         house.images.put(image)
         house.changed(image)
     assert f'"bootcache image build {OTHER}" takes it up' in caplog.text
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.state(IMAGE) == 'ready'
 
 
-def test_glance_may_be_away_as_well(house, disk):
-    disk.is_full = house.images.away = True
+def test_glance_may_be_away_as_well(house, rows):
+    rows.is_away = house.images.away = True
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
-    disk.is_full = False
+    rows.is_away = False
     house.again()
     assert house.store.load(IMAGE) is None
     house.images.away = False
@@ -211,6 +209,23 @@ def test_ids_that_glance_never_knew_leave_nothing(house):
     house.images.get = lambda image_id: pytest.fail('asked')
     for _hour in range(24):
         house.later(3600)
+
+
+def test_a_wish_whose_answer_was_lost_is_decided_about_with_the_next_event(
+        house, database, monkeypatch):
+    """Its row is there, and memory does not know it."""
+    def lost(change):
+        monkeypatch.setattr(database, 'write', write)
+        write(change)
+        raise DatabaseAway('no answer')
+
+    write = database.write
+    monkeypatch.setattr(database, 'write', lost)
+    house.images.put(IMAGE, mode='off')
+    with pytest.raises(DatabaseAway):
+        house.build(IMAGE)
+    house.changed(IMAGE)
+    assert house.state(IMAGE) == 'skipped'
 
 
 # Answers that overtake each other.

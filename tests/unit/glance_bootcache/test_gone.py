@@ -3,18 +3,17 @@
 The tiers are real, without a memory tier; the neighbours are stand-ins, see test_controller.py.
 """
 
-import os
+import threading
 
 import pytest
 from fakes_database import locked
 
-from bootcache.manifest import CacheInfo
+from bootcache import cacheimage
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts.orders import Orders
-from glance_bootcache.storage import tiers as storage_contents
 from glance_bootcache.storage.lastuses import LastUses
-from glance_bootcache.storage.tiers import Content, KnownContents, StorageTiers
+from glance_bootcache.storage.tiers import Content, StorageTiers
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(3)]
 
@@ -36,31 +35,35 @@ def test_uses_and_contents_of_deleted_images_are_forgotten_while_the_service_run
         house.settle()
         house.hosts.plan_boot(PlanBoot(image, 'host', 'server'))
     house.once()
-    kept = house.store.load(IMAGES[0]).made.cache_image
-    assert set(tiers._last_uses._last) == set(IMAGES) and len(tiers._contents._right) == 3
+    kept = house.store.cache_path(house.store.load(IMAGES[0]))
+    assert set(tiers._last_uses._last) == set(IMAGES) and len(tiers._right) == 3
     for image in IMAGES[1:]:
         del house.images.images[image]
         house.deleted(image)
     house.settle()
     house.once()
     assert set(tiers._last_uses._last) == {IMAGES[0]}
-    assert set(tiers._contents._right) == {kept}
+    assert set(tiers._right) == {kept}
     assert tiers.check(house.store.load(IMAGES[0])) is Content.RIGHT, 'it is known as before'
     Writer(database, [tiers._last_uses.changes]).write(at_once=True)
     assert set(LastUses(database)._last) == {IMAGES[0]}
 
 
-def test_a_file_that_is_about_to_be_read_is_not_read_twice(tmp_path):
-    path, known = str(tmp_path / 'cache-1.qcow2'), KnownContents()
-    open(path, 'w').close()
-    info = CacheInfo('cache-1.qcow2', 0, 0, 0, 'e3b0', 0, 4096, 0, '', 0.1, 1)
-    fault, file = storage_contents.look(info, path)
-    assert not fault and known.is_to_be_read(info, path, file)
-    known.forget_gone()
-    assert not known.is_to_be_read(info, path, file)
-    os.unlink(path)
-    known.forget_gone()
-    assert known._right == {}
+def test_a_file_that_is_about_to_be_read_is_not_read_twice(house, tiers, monkeypatch):
+    house.images.put(IMAGES[0])
+    house.changed(IMAGES[0])
+    house.settle()
+    tiers._right.clear()
+    gate, read, verify = threading.Event(), [], cacheimage.verify
+    monkeypatch.setattr(cacheimage, 'verify', lambda *arguments: (
+        read.append(arguments[0]), verify(*arguments))[1])
+    tiers._worker.submit(gate.wait)
+    for _ask in range(2):
+        assert tiers.check(house.store.load(IMAGES[0])) is Content.UNREAD
+        tiers.forget_gone(house.store.manifests())
+    gate.set()
+    tiers._worker.submit(lambda: None).result()
+    assert tiers.check(house.store.load(IMAGES[0])) is Content.RIGHT and len(read) == 1
 
 
 def test_an_image_is_not_forgotten_before_hosts_can_be_told(house, database):
@@ -69,8 +72,12 @@ def test_an_image_is_not_forgotten_before_hosts_can_be_told(house, database):
     house.changed(IMAGES[0])
     house.settle()
     del house.images.images[IMAGES[0]]
+    house.boots.servers = {IMAGES[0]}
+    house.deleted(IMAGES[0])
+    house.settle()
+    house.boots.servers = set()
     with locked(database):
-        house.deleted(IMAGES[0])
+        house.later(600)
         house.settle()
         assert house.store.load(IMAGES[0]) is not None
         assert 'locked' in house.operators.get_image(IMAGES[0])['kept_for'][0]

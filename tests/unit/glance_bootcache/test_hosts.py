@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 
 import pytest
 from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
@@ -13,6 +12,7 @@ from bootcache.rpc.messages import HoldingsAnswer, PlanBoot
 from glance_bootcache import availability
 from glance_bootcache.hosts import holdings
 from glance_bootcache.images import policy
+from tools import storedimages
 
 
 @pytest.mark.parametrize('told, counts', [(NOW + 1, NOW), (NOW, NOW), (5.0, 5.0)])
@@ -40,7 +40,7 @@ def test_a_host_keeps_what_it_may_hold(house):
 
 @pytest.mark.parametrize('standing', [Standing.DONE, Standing.FAILED, Standing.WANTED])
 def test_also_while_there_is_none_on_the_storage_node(house, standing):
-    house.store.save(Manifest(IMAGE, standing))
+    storedimages.put(house.store, Manifest(IMAGE, standing))
     assert house.table.report('one', holding(IMAGE)).drop == ()
 
 
@@ -84,26 +84,6 @@ def test_a_report_that_says_no_news_drops_as_well(house):
     house.evict(IMAGE)
     assert house.table.report('one', None) == HoldingsAnswer((IMAGE,))
     assert house.table.report('one', holding()) == HoldingsAnswer()
-
-
-@pytest.mark.parametrize('text', ['', '{', '[]', '{"version": 99}'])
-def test_a_damaged_manifest_drops_nothing(house, text, caplog):
-    ready(house)
-    # In one step: a thread of the house may look at it meanwhile.
-    written = house.store.path(IMAGE, 'manifest.json.new')
-    with open(written, 'w') as stream:
-        stream.write(text)
-    os.rename(written, house.store.path(IMAGE, 'manifest.json'))
-    assert house.table.report('one', holding(IMAGE)).drop == ()
-    # A thread of the house that looked at it as it was replaced has said it too.
-    said = caplog.text.count('it is built again')
-    assert said in (1, 2)
-    for _report in range(3):
-        assert house.table.report('one', holding(IMAGE)).drop == ()
-    assert caplog.text.count('it is built again') == said, 'once, not with each report'
-    os.unlink(house.store.path(IMAGE, 'manifest.json'))
-    del house.images.images[IMAGE]
-    assert house.table.report('one', None).drop == ()
 
 
 def test_a_service_that_was_restarted_asks_for_the_holdings(house):
@@ -206,7 +186,7 @@ def test_a_change_while_the_service_was_down_is_seen_by_its_start(house):
 
 def test_an_image_of_an_earlier_version_has_no_visibility_yet(house):
     ready(house)
-    house.store.save(house.store.load(IMAGE).wishing(visibility=''))
+    storedimages.put(house.store, house.store.load(IMAGE).wishing(visibility=''))
     house.images.put(IMAGE, visibility='private')
     house.changed(IMAGE)
     manifest = house.store.load(IMAGE)

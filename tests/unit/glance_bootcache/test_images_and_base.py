@@ -12,7 +12,7 @@ from bootcache import exception, savefile
 from glance_bootcache.glance.images import facts
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import imagework
-from glance_bootcache.storage.store import ImageStore
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CONTENT = b'boot' * 50000
@@ -34,6 +34,11 @@ def test_facts_of_an_image_without_data():
         == ImageFacts(IMAGE, 'queued', 'unset', 'unset', 0, '', 0, 0, {})
 
 
+def test_an_id_that_was_given_in_capital_letters_is_the_same_one():
+    """Whoever registers an image may choose it, and Glance's MariaDB finds it by either."""
+    assert facts({'id': IMAGE.upper(), 'status': 'queued'}).image_id == IMAGE
+
+
 class Glance:
     """Stands for Glance's download; the real one is used in tests/e2e."""
 
@@ -47,7 +52,7 @@ class Glance:
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, storage_conf, database):
     """A store, a directory of Glance's file store, and an image's facts by its hash."""
     glance = tmp_path / 'glance'
     glance.mkdir()
@@ -55,7 +60,7 @@ def place(tmp_path):
     def image(image_hash=GOOD):
         return ImageFacts(IMAGE, 'active', 'raw', 'bare', len(CONTENT), image_hash, 0, 0, {})
 
-    return ImageStore(str(tmp_path / 'state')), glance, image
+    return storedimages.opened(storage_conf, database), glance, image
 
 
 def test_a_file_of_the_store_is_linked(place):

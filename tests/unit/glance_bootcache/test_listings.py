@@ -17,6 +17,7 @@ from bootcache.rpc.report import (
     UnsettledServer,
     UnsettledServers,
 )
+from tools import storedimages
 
 # RabbitMQ 4 takes no longer message.
 LONGEST_MESSAGE = 16 << 20
@@ -39,7 +40,7 @@ def sender(house, pages):
 def test_many_images_come_by_pages(house):
     images = sorted(str(uuid.UUID(int=number, version=4)) for number in range(2 * PAGE_ENTRIES + 1))
     for image in reversed(images):
-        house.store.put(Manifest(image))
+        storedimages.put(house.store, Manifest(image))
     pages = []
     assert [image['image_id'] for image in all_entries(sender(house, pages), ListImages())] \
         == images

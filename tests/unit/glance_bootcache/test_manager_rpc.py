@@ -1,6 +1,8 @@
 """What compute hosts ask and report. The neighbours are stand-ins, see test_controller.py."""
 
 import dataclasses
+import os
+import shutil
 import threading
 import types
 
@@ -12,6 +14,7 @@ from bootcache.manifest import Standing
 from bootcache.rpc.messages import PlanBoot, ReportBoot, ReportProgress, ServeStored, StoredExport
 from bootcache.workingset import WorkingSet
 from glance_bootcache.storage import transfers
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -209,10 +212,27 @@ def test_an_evicted_cache_image_is_built_again_when_a_server_boots(house):
     cold(house)
     report(house, [[0, 65536]])
     manifest = house.store.load(IMAGE)
-    house.store.save(dataclasses.replace(manifest, standing=Standing.DONE).making(cache_image=None))
+    storedimages.put(house.store, dataclasses.replace(
+        manifest, standing=Standing.DONE).making(cache_image=None))
     assert plan(house)['action'] == 'cold'
     house.settle()
     assert plan(house)['action'] == 'cache'
+
+
+def test_a_base_whose_disk_was_lost_is_got_again_when_a_server_boots(house):
+    """With another database than SQLite it is known still; so are working sets."""
+    cold(house)
+    report(house, [[0, 65536]])
+    lost = house.store.load(IMAGE)
+    shutil.rmtree(house.store.directory(IMAGE))
+    storedimages.put(house.store, lost.making(cache_image=None))  # As it is found to be damaged.
+    house.restart()
+    assert plan(house)['action'] == 'wait'
+    house.settle()
+    assert os.path.exists(house.store.load(IMAGE).made.base_path)
+    assert plan(house)['action'] == 'cold'
+    house.settle()
+    assert plan(house)['action'] == 'cache' and not house.boots.jobs
 
 
 def test_building_evicts_what_was_used_least_recently(house):

@@ -12,6 +12,7 @@ from bootcache.rpc.report import HostReport
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts import reportedneeds
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -59,12 +60,39 @@ def test_a_host_that_does_not_tell_may_need_anything(known):
     assert not known.needed(IMAGE)
 
 
-def test_a_host_that_is_not_heard_of_for_a_day_reads_nothing(known, clock):
+def test_one_that_is_not_heard_of_for_a_day_needs_nothing(known, clock):
+    known.note('old', HostReport())
     known.note('one', report(IMAGE))
     clock.now += DAY
-    assert known.needed(IMAGE)
+    assert known.needed(OTHER)
     clock.now += 1
-    assert not known.needed(IMAGE)
+    assert not known.needed(OTHER)
+    # What a host has named it may read, without the message bus.
+    clock.now += 30 * DAY
+    assert known.needed(IMAGE)
+
+
+def test_a_host_that_nova_does_not_have_is_forgotten(known, restarted, clock):
+    for name in 'one', 'two', 'down':
+        known.note(name, report(IMAGE))
+    clock.now += DAY + 1
+    known.note('two', None)
+    known.forget_gone([])
+    known.forget_gone(['another Nova\'s'])
+    assert known.hosts(IMAGE) == ['down', 'one', 'two'], 'it is asked for other hosts'
+    known.forget_gone(['down'])
+    assert known.hosts(IMAGE) == ['down', 'two'] == restarted(known).hosts(IMAGE)
+
+
+def test_an_operator_forgets_a_host(known, restarted, clock):
+    known.note('one', report(IMAGE))
+    with pytest.raises(exception.RequestRefused, match='stop its nova-compute'):
+        known.forget('one')
+    clock.now += 300
+    assert known.forget('one') and not known.forget('one') and not known.needed(IMAGE)
+    assert restarted(known).hosts(IMAGE) == []
+    known.note('one', report(IMAGE))
+    assert known.hosts(IMAGE) == ['one'], 'it was not gone'
 
 
 def test_what_it_has_named_stays_until_it_says_something_else(known, restarted, clock, monkeypatch):
@@ -106,9 +134,12 @@ def test_a_standstill_of_the_service_does_not_count_towards_a_hosts_day(known, r
     known.note('one', report(IMAGE))
     clock.now += 7 * DAY
     again = restarted(known)
+    again.forget_gone(['two'])
     assert again.hosts(IMAGE) == ['one'] and again.needed(IMAGE)
+    again.note('two', report())
     clock.now += DAY + 1
-    assert not again.needed(IMAGE) and again.hosts(IMAGE) == ['one']
+    again.forget_gone(['two'])
+    assert not again.needed(IMAGE)
 
 
 def test_a_report_that_says_nothing_new_writes_nothing(known, restarted, clock):
@@ -251,7 +282,8 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(known, restarted, monke
 # Upkeep.
 
 def base(house, image_id, standing=Standing.DONE):
-    house.store.put(Manifest(image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
+    storedimages.put(house.store, Manifest(
+        image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
 
 
 def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
@@ -268,6 +300,18 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
     house.endpoints.report_holdings({}, 'one', report())
     house.upkeep.keep_needed(house.store.manifests())
     assert house.exporter.serving == {}
+
+
+def test_upkeep_asks_nova_which_hosts_there_are(house):
+    house.needs.note('one', report(IMAGE))
+    house.needs.note('two', report(OTHER))
+    house.needs._clock = lambda: house.seconds() + 2 * DAY
+    house.boots.services = {'two'}
+    house.upkeep.forget_hosts()
+    assert house.needs.hosts(IMAGE) == [] and house.needs.hosts(OTHER) == ['two']
+    house.boots.services = {'one'}
+    house.upkeep.forget_hosts()
+    assert house.needs.hosts(OTHER) == ['two'], 'it is asked once in an hour'
 
 
 def test_an_exporter_that_hangs_keeps_no_other_image_from_being_served(house, monkeypatch):

@@ -3,20 +3,24 @@
 Nova is a stand-in; the e2e tests have the real one.
 """
 
+import contextlib
+import re
 import types
 
 import pytest
 from fakes_clock import Clock
+from fakes_database import locked
 from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
 from bootcache.properties import Policy
-from bootcache.rpc import messages
 from bootcache.workingset import WorkingSet
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.profileboot import throughnova
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+from glance_bootcache.storage.nodefiles import FileKind, FileState
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 FACTS = ImageFacts(IMAGE, 'active', 'raw', 'bare', 1, 'sha512:ab', 0, 0, {})
@@ -33,6 +37,8 @@ class Nova:
     def __init__(self, clock):
         self.clock, self.away, self.there, self.made = clock, False, {}, 0
         self.lost_answers, self.happens, self.nics = 0, lambda second: None, None
+        # Made later than its client gives it up.
+        self.late = None
         self.servers = self
         self.flavors = types.SimpleNamespace(list=lambda is_public: [
             types.SimpleNamespace(id='1', name='small', ram=512, disk=5, is_public=True,
@@ -46,17 +52,21 @@ class Nova:
         self._answer()
         self.nics = nics
         self.made += 1
-        self.there[f'server-{self.made}'] = types.SimpleNamespace(
+        made = self.there[f'server-{self.made}'] = types.SimpleNamespace(
             id=f'server-{self.made}', name=name, metadata=meta, status='ACTIVE')
+        if self.late is not None:
+            self.late.append(self.there.popitem())
+            raise nova_exceptions.ClientException(504)
         if self.lost_answers:
             self.lost_answers -= 1
             self.away = True
         self._answer()
-        return self.there[f'server-{self.made}']
+        return made
 
     def list(self, search_opts):
         self._answer()
-        return list(self.there.values())
+        return [server for server in self.there.values()
+                if re.search(search_opts['name'], server.name)]
 
     def get(self, server_id):
         self._answer()
@@ -79,15 +89,22 @@ class Nova:
 def nova(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(throughnova, 'time', clock)
-    clock.retry_by(monkeypatch)
     return Nova(clock)
 
 
 @pytest.fixture
-def boots(storage_conf, nova):
-    boots = object.__new__(NovaProfileBoots)
-    boots._conf, boots._client = storage_conf.bootcache, nova
-    return boots
+def boots(storage_conf, database, nova):
+    """Of a service; ``started`` is one that was started since."""
+    def started(may_remove=True):
+        boots = object.__new__(NovaProfileBoots)
+        boots._conf, boots._client = storage_conf.bootcache, nova
+        boots._files = storedimages.opened(storage_conf, database).files
+        boots._files._clock, boots._files.may_remove = nova.clock.time, lambda: may_remove
+        boots._files.retire_left()
+        boots.started = started
+        return boots
+
+    return started()
 
 
 @pytest.fixture
@@ -117,12 +134,11 @@ def test_nova_may_be_away_while_a_host_records(boots, nova, job):
     """It failed for good after half a minute, and its server stayed."""
     def happens(second):
         hear(job, nova)
-        nova.away = 5 < second < 300
+        nova.away = 5 < second < 280
         if second == 290:
             job.take_report(ProfileReport(SET, 'marker', 1.0))
 
     nova.happens = happens
-    nova.clock.sleep = lambda seconds: nova.happens(400)
     assert run(boots, job).ended_by == 'marker'
     assert nova.made == 1 and nova.there == {}
 
@@ -146,7 +162,18 @@ def test_nova_is_not_waited_for_for_ever(boots, nova, job, heard, storage_conf):
     with pytest.raises(exception.BootcacheError, match='Nova'):
         run(boots, job)
     limit = storage_conf.bootcache.profile_timeout + throughnova._REPORT_SECONDS if heard else 40
-    assert nova.clock.now - began < limit + 2 * throughnova._DELETIONS + 10
+    assert nova.clock.now - began < limit + 10
+
+
+def others(nova):
+    """Servers of other storage services of the project, and of people."""
+    for number, name in enumerate([f'bootcache-profile-{IMAGE}', f'bootcache-profile-{IMAGE}-0a1b',
+                                   'web']):
+        nova.there[f'other-{number}'] = types.SimpleNamespace(id=f'other-{number}', name=name)
+
+
+def rows(boots, *states):
+    return list(boots._files.named(FileKind.SERVER, *states))
 
 
 def test_a_server_that_cannot_be_deleted_is_when_nova_is_back(boots, nova, job, caplog):
@@ -159,18 +186,78 @@ def test_a_server_that_cannot_be_deleted_is_when_nova_is_back(boots, nova, job, 
     assert run(boots, job).ended_by == 'marker'
     assert list(nova.there) == ['server-1'] and 'could not be deleted' in caplog.text
     with pytest.raises(nova_exceptions.ClientException):
-        boots.delete_left(list)
+        boots.remove_retired()
     nova.away = False
-    # Those that are in hand, and servers of others, stay.
-    nova.there['mine'] = types.SimpleNamespace(
-        id='mine', metadata={messages.PROFILE_METADATA: 'in hand'})
-    nova.there['other'] = types.SimpleNamespace(id='other', metadata={})
-    boots.delete_left(lambda: ['in hand'])
-    assert sorted(nova.there) == ['mine', 'other']
-    nova.there['later'] = types.SimpleNamespace(
-        id='later', metadata={messages.PROFILE_METADATA: 'x'})
-    boots.delete_left(list)
-    assert 'later' in nova.there, 'nobody looks without need'
+    others(nova)
+    boots.remove_retired()
+    assert list(nova.there) == ['other-0', 'other-1', 'other-2']
+
+
+def test_a_server_that_an_earlier_process_made_is_deleted(boots, nova, job):
+    """And one that is in hand is not."""
+    class Killed(BaseException):
+        """Nothing is done after it."""
+
+    boots._end = lambda image_id, name: None
+
+    def happens(second):
+        raise Killed
+
+    nova.happens = happens
+    with pytest.raises(Killed):
+        run(boots, job)
+    others(nova)
+    boots.remove_retired()
+    assert 'server-1' in nova.there
+    again = boots.started()
+    again.remove_retired()
+    assert list(nova.there) == ['other-0', 'other-1', 'other-2']
+    again.remove_retired()
+    assert rows(again) != [], 'until Nova has shown that it has no such one'
+    nova.clock.now += 600
+    again.remove_retired()
+    assert rows(again) == []
+
+
+def test_what_no_row_names_is_left_and_told_of(boots, nova, job, caplog):
+    """As of another service of the project, or where the database was lost."""
+    nova.happens = lambda second: (boots.tell_unnamed(),
+                                   job.take_report(ProfileReport(SET, 'marker', 1.0)))
+    run(boots, job)
+    assert 'of no row' not in caplog.text
+    others(nova)
+    boots.tell_unnamed()
+    assert f'2 servers of profile boots are of no row of the database, and are left, as' \
+        f' bootcache-profile-{IMAGE};' in caplog.text and len(nova.there) == 3
+
+
+def test_a_database_that_is_another_one_deletes_what_is_in_hand_only(boots, nova, job):
+    boots._files.begin(IMAGE, FileKind.SERVER, f'bootcache-profile-{IMAGE}-0a1b')
+    others(nova)
+    again = boots.started(may_remove=False)
+    nova.happens = lambda second: job.take_report(ProfileReport(SET, 'marker', 1.0))
+    run(again, job)
+    again.remove_retired()
+    assert nova.made == 1 and list(nova.there) == ['other-0', 'other-1', 'other-2']
+
+
+def test_without_the_database_no_server_is_made(boots, nova, job, database):
+    with locked(database), pytest.raises(exception.DatabaseAway):
+        run(boots, job)
+    assert nova.made == 0
+
+
+def test_a_server_whose_end_cannot_be_written_is_deleted_all_the_same(boots, nova, job, database):
+    with contextlib.ExitStack() as stack:
+        def happens(second):
+            stack.enter_context(locked(database))
+            job.take_report(ProfileReport(SET, 'marker', 1.0))
+
+        nova.happens = happens
+        assert run(boots, job).ended_by == 'marker' and nova.there == {}
+    assert rows(boots, FileState.MAKING) != []
+    boots.remove_retired()
+    assert rows(boots, FileState.MAKING) == [] and rows(boots, FileState.RETIRING) != []
 
 
 def test_a_server_whose_making_was_not_answered_is_deleted_when_nova_is_back(boots, nova, job):
@@ -179,7 +266,19 @@ def test_a_server_whose_making_was_not_answered_is_deleted_when_nova_is_back(boo
         run(boots, job)
     assert list(nova.there) == ['server-1']
     nova.away = False
-    boots.delete_left(list)
+    boots.remove_retired()
+    assert nova.there == {}
+
+
+def test_a_server_that_nova_makes_later_than_anybody_waits_is_deleted(boots, nova, job):
+    """Its proxy has answered for Nova meanwhile."""
+    nova.late = []
+    with pytest.raises(exception.BootcacheError, match='Nova'):
+        run(boots, job)
+    nova.clock.now += 300
+    boots.remove_retired()
+    nova.there.update(nova.late)
+    boots.remove_retired()
     assert nova.there == {}
 
 

@@ -2,17 +2,18 @@
 
 import itertools
 import os
-import shutil
 import types
 
 import pytest
+from fakes_database import Rows
 from fakes_manager import until
 
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot
-from glance_bootcache.images import policy
+from glance_bootcache.images import imagework, policy, saving
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -103,7 +104,8 @@ def test_where_an_older_cache_image_serves_it_goes_on_serving(house):
 
 def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch):
     fail(house, [exception.BuildFailed('qemu-img create failed')])
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=100))
+    monkeypatch.setattr(imagework, 'shutil', types.SimpleNamespace(
+        disk_usage=lambda path: types.SimpleNamespace(free=100)))
     register(house)
     manifest = house.store.load(IMAGE)
     assert policy.is_put_off(manifest)
@@ -111,40 +113,68 @@ def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch)
 
 
 @pytest.fixture
-def full(house, monkeypatch):
-    """Fill the state directory's file system; the function that is returned makes room."""
-    def refuse(manifest):
-        raise OSError(28, 'No space left on device')
+def rows(house, monkeypatch):
+    return Rows(house.store, monkeypatch)
 
-    put = house.store.put
 
-    def fill():
-        monkeypatch.setattr(house.store, 'put', refuse)
-        return lambda: monkeypatch.setattr(house.store, 'put', put)
-
-    return fill
+@pytest.fixture
+def _soon(monkeypatch):
+    monkeypatch.setattr(saving, '_AGAIN_SECONDS', 0.01)
 
 
 @pytest.mark.parametrize('error', [exception.BuildFailed('x'), exception.ImageRefused('x'),
                                    RuntimeError('x')], ids=repr)
-def test_a_failure_that_cannot_be_written_is_found_again(house, full, error, caplog):
+def test_a_failure_is_written_when_the_database_answers(house, rows, error, caplog, _soon):
     def building():
-        make_room.append(full())
+        rows.is_away = True
         raise error
 
-    make_room = []
     house.qemu.building = building
-    register(house)
-    assert 'what became of it cannot be written' in caplog.text
-    assert house.running.of(IMAGE) is None and len(house.qemu.builds) == 0
-    make_room.pop()()
-    house.qemu.building = lambda: None
-    house.later(30)
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    until(lambda: rows.tries > 10, 'the database is asked again')
+    assert house.running.of(IMAGE) is not None
+    rows.is_away = False
     house.settle()
-    assert house.state(IMAGE) == 'ready'
+    assert house.store.load(IMAGE).standing is (
+        Standing.SKIPPED if isinstance(error, exception.ImageRefused) else Standing.FAILED)
+    assert caplog.text.count('is written when the database answers') == 1
 
 
-def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(house, full):
+def test_what_was_recorded_is_kept_while_the_database_is_away(house, monkeypatch, _soon):
+    tries, write = [], house.store.save_working_set
+
+    def away(*arguments):
+        tries.append(arguments)
+        raise exception.DatabaseAway('it is away')
+
+    monkeypatch.setattr(house.store, 'save_working_set', away)
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    until(lambda: len(tries) > 3, 'the database is asked again')
+    monkeypatch.setattr(house.store, 'save_working_set', write)
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
+
+
+def test_what_was_made_of_an_image_that_goes_meanwhile_waits_no_more(house, rows, _soon):
+    def building():
+        rows.is_away = not house.qemu.builds
+
+    house.qemu.building = building
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    until(lambda: rows.tries > 10, 'the database is asked again')
+    (left,) = [name for name in os.listdir(house.store.directory(IMAGE))
+               if name.startswith('cache')]
+    house.running.cancel(IMAGE)
+    rows.is_away = False
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.qemu.builds) == 2
+    assert left not in os.listdir(house.store.directory(IMAGE))
+
+
+def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(house, rows):
     house.conf.set_override('concurrent_builds', 1, 'bootcache')
     house.restart()
     house.boots.gate.clear()
@@ -153,10 +183,10 @@ def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(
         house.changed(image)
         until(lambda: house.boots.running, 'the recording of one')
     until(lambda: house.running.is_waiting(IMAGE), 'the other waits for its turn')
-    make_room = full()
-    with pytest.raises(OSError, match='No space left'):
+    rows.is_away = True
+    with pytest.raises(exception.DatabaseAway):
         house.controller.set_working_set(house.store.load(IMAGE), SET)
-    make_room()
+    rows.is_away = False
     assert house.running.is_waiting(IMAGE)
     house.boots.gate.set()
     house.settle()
@@ -164,32 +194,24 @@ def test_a_working_set_that_cannot_be_written_leaves_the_image_to_its_recording(
     assert house.store.load(IMAGE).made.working_set.recorded_by == 'nova'
 
 
-def test_a_new_image_that_cannot_be_written_is_not_lost(house, full):
-    make_room = full()
+def test_a_new_image_that_cannot_be_written_is_not_lost(house, rows):
+    rows.is_away = True
     register(house)
     assert house.store.load(IMAGE) is None
-    make_room()
+    rows.is_away = False
     house.later(5)
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
 
-@pytest.mark.parametrize('where', ['exporter', 'manifest', 'stop'])
-def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
+@pytest.mark.parametrize('where', ['exporter', 'stop'])
+def test_what_was_built_in_vain_is_not_left(house, where):
     """Each try left another one, which no quota counted: where the disk is full, that much more."""
     def building():
         if where == 'exporter':
             house.exporter.fails = ERRORS[0]
-        elif where == 'manifest':
-            monkeypatch.setattr(house.store, 'put', refuse)
         else:
             house.controller.stop(wait=False)
-
-    put = house.store.put
-
-    def refuse(manifest):
-        monkeypatch.setattr(house.store, 'put', put)
-        raise OSError(28, 'No space left on device')
 
     house.qemu.building = building
     register(house)
@@ -200,8 +222,9 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
 
 def test_a_server_does_not_wait_for_a_base_that_could_not_be_had(house):
     cause = Cause(Reason.RETRY, 'No space left on device')
-    house.store.save(Manifest(IMAGE, Standing.WANTED, cause, 'sha512:11'))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED, cause, 'sha512:11'))
     answer = house.hosts.plan_boot(PlanBoot(IMAGE, 'host-1', 'server-1'))
     assert answer['action'] == 'stock' and 'No space left' in answer['reason']
-    house.store.save(Manifest(IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
+    storedimages.put(house.store, Manifest(
+        IMAGE, Standing.WANTED, image_hash='sha512:11', made=Made()))
     assert house.hosts.plan_boot(PlanBoot(IMAGE, 'host-1', 'server-1'))['action'] == 'wait'

@@ -57,7 +57,7 @@ def test_a_file_of_names_that_was_cut_goes_on_with_a_hole(tmp_path, monkeypatch)
     monkeypatch.setattr(errorlog, '_MOST_LOG', 1000)
     path, names = tmp_path / 'exporter.log', tmp_path / 'exporter.asked'
     names.touch()
-    log = errorlog.ErrorLog(str(path), str(names))
+    log = errorlog.ErrorLog(str(path))
     with open(names, 'wb') as daemon:
         for _again in range(3):
             daemon.write(asked(b'base-one') * 30)
@@ -78,7 +78,7 @@ def test_the_logs_of_many_exporters_are_looked_at_in_turn(monkeypatch):
             looked[self.path] += 1
 
     looked = collections.Counter()
-    monkeypatch.setattr(readerrors, '_log', Log)
+    monkeypatch.setattr(readerrors, 'ErrorLog', Log)
     monkeypatch.setattr(readerrors, '_MOST_LOGS', 2)
     exporters = types.SimpleNamespace(log_paths=['a', 'b', 'c', 'd', 'e'])
     errors = ReadErrors(None, exporters, None, None, None)

@@ -11,6 +11,7 @@ from bootcache.manifest import Availability, Made, Manifest, Standing, Wished
 from bootcache.reasons import Cause, Reason
 from bootcache.rpc.report import HostReport
 from glance_bootcache.images import retiring as module
+from tools import storedimages
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1, 6)]
 OTHER = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -27,7 +28,7 @@ def test_a_nova_that_hangs_holds_up_no_other_work(house, monkeypatch):
 
     monkeypatch.setattr(house.boots, 'has_servers', has_servers)
     for image_id in IMAGES:
-        house.store.put(Manifest(image_id, Standing.SKIPPED, Cause(Reason.DELETED),
+        storedimages.put(house.store, Manifest(image_id, Standing.SKIPPED, Cause(Reason.DELETED),
                                  made=Made('/base'),
                                  wished=Wished(availability=Availability.DELETED)))
         house.controller.image_changed(image_id)
@@ -47,9 +48,9 @@ def test_nova_is_asked_less_and_less_often_what_keeps_a_base(house):
     has_servers = house.boots.has_servers
     house.boots.has_servers = lambda image_id, before=None: asked.append(
         house.seconds.now) or has_servers(image_id, before)
-    house.store.put(Manifest(IMAGES[0], Standing.SKIPPED, Cause(Reason.DELETED),
-                             made=Made('/base'),
-                             wished=Wished(availability=Availability.DELETED)))
+    storedimages.put(house.store, Manifest(
+        IMAGES[0], Standing.SKIPPED, Cause(Reason.DELETED), made=Made('/base'),
+        wished=Wished(availability=Availability.DELETED)))
     house.changed(IMAGES[0])
     for _half_a_minute in range(120):
         house.later(30)
@@ -59,6 +60,21 @@ def test_nova_is_asked_less_and_less_often_what_keeps_a_base(house):
     house.boots.servers = set()
     house.later(300)
     assert house.store.manifests() == []
+
+
+def test_what_is_withdrawn_is_written_before_its_row_goes(house):
+    """A service that is killed in between serves by the file, and nobody withdraws it again."""
+    image, written = IMAGES[0], []
+    house.images.put(image)
+    house.changed(image)
+    house.settle()
+    assert image in house.exporter.serving
+    house.exporter.save_served = lambda: written.append(
+        (house.store.load(image) is not None, image in house.exporter.serving))
+    del house.images.images[image]
+    house.deleted(image)
+    house.later(600)
+    assert house.store.load(image) is None and written[-1] == (True, False)
 
 
 def test_what_keeps_a_base_is_told(house):
@@ -95,7 +111,7 @@ def test_what_keeps_a_base_is_told(house):
 
 def test_many_hosts_are_not_all_named(house, monkeypatch):
     monkeypatch.setattr(module, '_MOST_SHOWN', 2)
-    house.store.put(Manifest(IMAGES[0], Standing.DONE))
+    storedimages.put(house.store, Manifest(IMAGES[0], Standing.DONE))
     for host in 'cab':
         house.needs.note(host, HostReport(needs=frozenset([IMAGES[0]])))
     assert house.operators.get_image(IMAGES[0])['kept_for'] == ['host a', 'host b', '1 more']

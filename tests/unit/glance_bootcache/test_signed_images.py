@@ -3,6 +3,7 @@
 Keys, signatures and cursive are real; see signing.py for the key manager, and
 test_controller.py for the other neighbours."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
@@ -16,7 +17,7 @@ from fakes_manager import SIZE
 from bootcache import exception, signatures
 from bootcache.ceph import places
 from bootcache.ceph.rbd import Rbd
-from bootcache.manifest import Manifest, Standing
+from bootcache.manifest import Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot, ServeStored
 from glance_bootcache.images import cephbases, policy
@@ -124,7 +125,7 @@ def test_a_key_manager_that_is_away_is_asked_again(house):
 
 def test_one_that_never_answers_is_waited_for_no_longer_than_it_may(house, monkeypatch):
     from glance_bootcache.images import signatures as verifying
-    release = verifying.concurrent.futures.Future()
+    release = concurrent.futures.Future()
     monkeypatch.setattr(verifying, '_ANSWER_SECONDS', 0.01)
     monkeypatch.setattr(ImageSignatures, '_verifier', lambda self, image: release.result())
     got = []
@@ -194,11 +195,6 @@ def test_one_that_loses_it_is_served_as_any_other(house):
     manifest = house.put({})
     assert manifest.standing is Standing.DONE
     assert (manifest.made.signature, manifest.made.signed_as) == ('', '')
-
-
-def test_manifests_of_signed_images_come_back(house):
-    signed = house.put(house.signer.sign(CONTENT))
-    assert signed.made.signature and Manifest.from_json(signed.to_json()) == signed
 
 
 class Ceph:

@@ -10,8 +10,9 @@ from bootcache.ceph.snapshotcommands import SnapshotCommands
 from glance_bootcache import startchecks
 from glance_bootcache.snapshots.claims import Claims, ImageStanding
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
+from glance_bootcache.snapshots.records import Record
 from glance_bootcache.snapshots.sending import Sending
-from glance_bootcache.snapshots.stores import Traits
+from tools import storedimages
 
 IMAGE, SNAPSHOT, SERVER = uuidsentinel.image, uuidsentinel.snapshot, uuidsentinel.server
 
@@ -39,7 +40,7 @@ def test_how_an_image_stands_to_its_snapshot(status, disk_format, standing):
     claims = Claims.__new__(Claims)
     claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
         status=status, disk_format=disk_format, properties={}))
-    assert claims.standing(SNAPSHOT, Traits('raw')).value == standing
+    assert claims.standing(Record(SNAPSHOT, disk_format='raw')).value == standing
 
 
 @pytest.mark.parametrize('listed, standing', [(True, 'absent'), (False, 'taking')])
@@ -47,7 +48,7 @@ def test_one_answer_of_404_removes_no_snapshot(listed, standing):
     claims = Claims.__new__(Claims)
     claims._glance = types.SimpleNamespace(get=lambda image_id: None)
     claims._is_listed_without = lambda image_id: listed
-    assert claims.standing(SNAPSHOT, Traits('raw')).value == standing
+    assert claims.standing(Record(SNAPSHOT, disk_format='raw')).value == standing
 
 
 def test_a_listing_of_before_it_was_made_says_nothing_of_a_snapshot(house):
@@ -58,32 +59,35 @@ def test_a_listing_of_before_it_was_made_says_nothing_of_a_snapshot(house):
     house.images.put(IMAGE)
     house.changed(IMAGE)
     house.settle()
-    assert claims.standing(uuidsentinel.gone, Traits()) is ImageStanding.ABSENT
+    assert claims.standing(Record(uuidsentinel.gone)) is ImageStanding.ABSENT
     house.images.put(SNAPSHOT)
     house.images.get, house.images.away = lambda image_id: None, True
     for _second in range(20):
         house.seconds.sleep(1)
         with pytest.raises(RuntimeError, match='Glance is away'):
-            claims.standing(SNAPSHOT, Traits())
+            claims.standing(Record(SNAPSHOT))
     house.images.away = False
-    assert claims.standing(SNAPSHOT, Traits()) is ImageStanding.TAKING
+    assert claims.standing(Record(SNAPSHOT)) is ImageStanding.TAKING
     del house.images.images[SNAPSHOT]
-    assert claims.standing(SNAPSHOT, Traits()) is ImageStanding.ABSENT
+    assert claims.standing(Record(SNAPSHOT)) is ImageStanding.ABSENT
 
 
-@pytest.mark.parametrize('traits, standing', [
-    (Traits(), 'has'), (Traits('qcow2'), 'has'), (Traits('raw'), 'absent'),
-    (Traits('qcow2', 'file'), 'has'), (Traits('qcow2', 'fil'), 'absent')])
-def test_an_image_of_stocks_way_is_not_taken_for_ours(traits, standing):
+@pytest.mark.parametrize('known, standing', [
+    ({}, 'has'), ({'disk_format': 'qcow2'}, 'has'), ({'disk_format': 'raw'}, 'absent'),
+    ({'disk_format': 'qcow2', 'file': '5:1:1', 'glance_store': 'file'}, 'has'),
+    ({'disk_format': 'qcow2', 'file': '5:1:1', 'glance_store': 'fil'}, 'absent'),
+    ({'disk_format': 'qcow2', 'glance_store': 'fil'}, 'has')])
+def test_an_image_of_stocks_way_is_not_taken_for_ours(known, standing):
     claims = Claims.__new__(Claims)
     claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
         status='active', disk_format='qcow2', properties={'stores': 'other,file'}))
-    assert claims.standing(SNAPSHOT, traits).value == standing
+    assert claims.standing(Record(SNAPSHOT, **known)).value == standing
 
 
-def test_a_trash_that_takes_long_keeps_no_snapshot_from_being_made(storage_conf, monkeypatch):
+def test_a_trash_that_takes_long_keeps_no_snapshot_from_being_made(storage_conf, database,
+                                                                   monkeypatch):
     storage_conf.set_override('rbd_snapshot_pool', 'snapshots', 'bootcache')
-    store = RbdSnapshots(storage_conf)
+    store = RbdSnapshots(storage_conf, storedimages.opened(storage_conf, database).files)
 
     def purge(self, pool):
         raise exception.Interrupted('rbd trash purge was not done after 60 s')

@@ -14,6 +14,7 @@ from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache import snapshotrules
 from glance_bootcache.images import policy
 from glance_bootcache.images.policy import Facts, Settings, Step
+from tools import storedimages
 
 PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CHILD = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -189,7 +190,7 @@ def test_one_that_an_operator_deleted_stays_so(parent):
 def test_a_restart_goes_on_with_one_that_was_taken_up(parent):
     put(parent)
     taken = policy.taken_up(Manifest(CHILD), parent.images.get(CHILD), 1.0)
-    parent.store.put(dataclasses.replace(taken, goal=Goal.SERVE))
+    storedimages.put(parent.store, dataclasses.replace(taken, goal=Goal.SERVE))
     parent.restart()
     parent.recover()
     parent.settle()

@@ -15,29 +15,33 @@ from bootcache import exception
 from bootcache.manifest import Made, Manifest
 from bootcache.rpc.messages import BeginSnapshot, SnapshotProgress
 from bootcache.util import logthrottle
+from glance_bootcache.db.node import StorageNode
 from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
-from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
+from glance_bootcache.snapshots.stores import SnapshotUnfit
 
 IMAGE, SNAPSHOT, SERVER = uuidsentinel.image, uuidsentinel.snapshot, uuidsentinel.server
 TOKEN = 'f' * 32
 
 
 @pytest.fixture
-def house(storage_conf, database):
+def house(storage_conf, database, tmp_path):
+    for name in 'one', 'two':
+        StorageNode(database, str(tmp_path / name), name, lambda seconds: None)
     house = types.SimpleNamespace(sends=Sends(), uploads=Uploads(), seconds=1000.0,
-                                  refusal='',
+                                  refusal='', may_remove=True,
                                   standing=ImageStanding.WAITS, certificate='CN=one')
     images = types.SimpleNamespace(load=lambda image_id: Manifest(image_id, made=Made(
-        base_path='rbd:a/b/c')) if image_id == IMAGE else None)
+        base_path='rbd:a/b/c')) if image_id == IMAGE else None,
+        files=types.SimpleNamespace(may_remove=lambda: house.may_remove))
     claims = types.SimpleNamespace(refusal=lambda *arguments: house.refusal,
                                    standing=lambda *arguments: house.standing)
     exporters = types.SimpleNamespace(know=lambda host, certificate: house.certificate)
 
     def restart():
-        house.records = Records(database)
+        house.records = Records(database, 1)
         house.jobs = SnapshotJobs(storage_conf, images, exporters, house.sends, claims,
                                   house.records, house.uploads, lambda: house.seconds)
 
@@ -109,6 +113,13 @@ def test_one_that_leaves_others_no_room_is_given_up(house):
     assert 'give_up' in house.sends.did
 
 
+def test_a_service_that_ends_says_so(house):
+    house.begin()
+    house.jobs.stop()
+    assert house.finish().refused == 'the storage service ends'
+    assert house.jobs.abandon(SNAPSHOT, TOKEN) is False, 'the next start removes it'
+
+
 def test_an_error_of_our_own_is_told_and_removed(house):
     house.sends.fails['begin'] = KeyError('a bug')
     assert house.begin().refused
@@ -140,11 +151,24 @@ def test_what_glance_has_or_is_taking_is_not_removed(house, standing, stays, don
     assert house.sends.did[-1] == done
 
 
+@pytest.mark.parametrize('standing, age, goes', [
+    (ImageStanding.WAITS, 3500, False), (ImageStanding.TAKING, 9000, False),
+    (ImageStanding.WAITS, 3700, True), (ImageStanding.ABSENT, 0, True)])
+def test_what_nova_was_told_of_goes_after_an_hour_and_not_by_one_answer(house, standing, age, goes):
+    house.records.put(Record(SNAPSHOT, 'rbd', 'one', 'snapshot-x', Stage.FINISHED,
+                             time.time() - age))
+    house.standing = standing
+    house.jobs.once()
+    assert house.stages() == [Stage.WITHDRAWN if goes else Stage.FINISHED]
+    house.jobs.once()
+    assert house.stages() == ([] if goes else [Stage.FINISHED])
+
+
 @pytest.fixture
 def held(house, tmp_path):
     """The house with a snapshot that is to be uploaded."""
     (tmp_path / 'work').write_bytes(b'the disk')
-    house.sends.stored = Stored(path=str(tmp_path / 'work'))
+    house.sends.url, house.sends.work = '', str(tmp_path / 'work')
     house.begin()
     assert house.finish('upload') == SnapshotProgress(upload=True) == house.finish('upload')
     assert house.stages() == [Stage.BEGUN], 'a crash finds it'
@@ -156,8 +180,10 @@ def test_one_that_no_store_registers_is_uploaded_when_its_host_says_so(held):
     assert held.jobs.upload(IMAGE, TOKEN).refused
     assert not held.uploads.took
     assert held.upload() == SnapshotProgress(uploaded=True) == held.upload()
-    assert held.uploads.took == {SNAPSHOT: b'the disk'} and held.stages() == []
-    assert held.sends.did[-1] == 'settled'
+    assert held.uploads.took == {SNAPSHOT: b'the disk'}
+    held.standing = ImageStanding.HAS
+    held.jobs.once()
+    assert held.stages() == [] and held.sends.did[-1] == 'settled'
     assert held.jobs.abandon(SNAPSHOT, TOKEN)
     held.jobs.once()
     assert 'give_up' not in held.sends.did and 'discard' not in held.sends.did
@@ -173,17 +199,13 @@ def test_one_that_glance_does_not_take_is_removed(held):
 @pytest.mark.parametrize('standing, stays, done', [
     (ImageStanding.WAITS, False, 'give_up'), (ImageStanding.HAS, False, 'settled'),
     (ImageStanding.TAKING, True, 'finish')])
-def test_a_crash_while_it_is_uploaded(held, database, standing, stays, done):
+def test_a_crash_while_it_is_uploaded(held, standing, stays, done):
     held.uploads.goes_on.clear()
     assert held.jobs.upload(SNAPSHOT, TOKEN) == SnapshotProgress()
-    assert held.uploads.begun.wait(10) and held.stages() == [Stage.UPLOADING]
-    records = Records(database)
+    assert held.uploads.begun.wait(10) and held.stages() == [Stage.WITHDRAWN]
     held.uploads.goes_on.set()
-    held.until_stages()
-    held.sends.did.clear()
-    held.sends.did.append('finish')
-    for record in records.all():
-        held.records.put(record)
+    held.upload()
+    held.sends.did[:] = ['finish']
     held.restart()
     held.standing = standing
     held.jobs.once()
@@ -214,31 +236,22 @@ def test_a_host_that_says_nothing_while_it_is_held(held):
     assert held.jobs.upload(SNAPSHOT, TOKEN).refused
 
 
-@pytest.mark.parametrize('standing, done', [
-    (ImageStanding.WAITS, 'give_up'), (ImageStanding.HAS, 'settled')])
-def test_what_was_finished_and_has_no_record_is_removed_unless_glance_has_it(house, standing, done):
-    house.sends.placed = [SNAPSHOT]
-    house.standing = standing
-    house.jobs.once()
-    house.sends.placed = []
-    assert house.stages() == [Stage.WITHDRAWN] and house.sends.did == ['rest']
-    house.jobs.once()
-    assert house.stages() == [] and house.sends.did == ['rest', done, 'rest']
-
-
-def test_each_store_is_swept(house):
-    other = Sends()
-    other.name, other.lost, house.sends.stores['file'] = 'file', [uuidsentinel.lost], other
-    house.jobs.once()
-    assert other.did == ['discard']
+def test_what_an_uploaded_one_has_in_common_is_shared_at_each_look(held):
+    held.sends.sharing = 3
+    held.upload()
+    held.restart()
+    held.standing = ImageStanding.HAS
+    for _look in range(4):
+        assert held.stages() == [Stage.WITHDRAWN]
+        held.jobs.once()
+    assert held.stages() == [] and held.sends.did.count('settled') == 4
+    assert not {'give_up', 'discard', 'end'} & set(held.sends.did)
 
 
 def test_a_crash_ends_what_was_begun_only(house):
     house.begin()
     house.records.put(Record(IMAGE, 'rbd', 'one', 'snapshot-x', Stage.FINISHED, time.time()))
     house.restart()
-    house.jobs.once()
-    assert sorted(stage.value for stage in house.stages()) == ['finished', 'withdrawn']
     house.jobs.once()
     assert house.stages() == [Stage.FINISHED] and house.sends.did.count('give_up') == 1
 
@@ -248,8 +261,7 @@ def test_what_glance_has_stays_when_a_backup_of_the_database_says_that_it_was_be
     house.begin()
     house.restart()
     house.standing = ImageStanding.HAS
-    for _round in range(2):
-        house.jobs.once()
+    house.jobs.once()
     assert house.stages() == [] and 'give_up' not in house.sends.did
     assert house.sends.did[-3:] == ['end', 'settled', 'rest'], 'stock Nova may have made it'
 
@@ -329,13 +341,29 @@ def test_what_cannot_be_removed_yet_is_tried_again(house):
     assert house.stages() == []
 
 
-def test_what_no_record_names_is_removed_and_what_one_does_stays(house):
+def test_what_no_record_names_is_left_and_told_of_once(house, caplog):
+    """It may be another storage service's, of the same pool or directory."""
+    other = Sends()
+    other.name, house.sends.stores['file'] = 'file', other
     house.begin()
-    house.sends.lost = [SNAPSHOT, uuidsentinel.lost]
+    house.sends.lost, other.lost = [SNAPSHOT, uuidsentinel.lost], [SNAPSHOT]
+    for _look in range(3):
+        house.jobs.once()
+    assert 'discard' not in house.sends.did and other.did == []
+    [line] = [line for line in caplog.messages if 'of no row' in line]
+    assert line.startswith('1 snapshots under way in store rbd') and uuidsentinel.lost in line
+
+
+def test_an_older_state_of_the_database_removes_nothing(house):
+    """It says that what has the name by now is to be removed."""
+    house.records.put(Record(SNAPSHOT, 'rbd', 'one', 'snapshot-x', Stage.DOOMED, time.time()))
+    house.may_remove = False
+    house.restart()
     house.jobs.once()
-    assert house.sends.did.count('discard') == 1
+    assert house.stages() == [Stage.DOOMED] and 'give_up' not in house.sends.did
+    house.may_remove = True
     house.jobs.once()
-    assert house.sends.did.count('discard') == 1, 'not each time'
+    assert house.stages() == []
 
 
 def test_who_is_refused(house, storage_conf):
@@ -358,6 +386,14 @@ def test_who_is_refused(house, storage_conf):
     assert house.begin(uuidsentinel.fourth, host='four').export
 
 
+def test_another_node_s_snapshots_are_its_own(house, database):
+    Records(database, 2).put(Record(SNAPSHOT, 'rbd', 'one', 'snapshot-x', Stage.DOOMED, 1.0))
+    house.restart()
+    house.jobs.once()
+    assert house.stages() == [] and 'give_up' not in house.sends.did
+    assert [record.stage for record in Records(database, 2).all()] == [Stage.DOOMED]
+
+
 def test_a_record_that_cannot_be_written_changes_nothing(house, database):
     house.begin()
     record = house.records.get(SNAPSHOT)
@@ -365,10 +401,10 @@ def test_a_record_that_cannot_be_written_changes_nothing(house, database):
         with pytest.raises(exception.DatabaseAway):
             house.records.put(dataclasses.replace(record, stage=Stage.FINISHED))
         with pytest.raises(exception.DatabaseAway):
-            house.records.drop(SNAPSHOT)
-        assert house.records.all() == [record] == Records(database).all()
-    house.records.drop(SNAPSHOT)
-    assert house.records.all() == [] == Records(database).all()
+            house.records.drop(record)
+        assert house.records.all() == [record] == Records(database, 1).all()
+    house.records.drop(record)
+    assert house.records.all() == [] == Records(database, 1).all()
 
 
 def test_a_ceph_that_is_away_is_told_twice_an_hour(house, caplog, monkeypatch):

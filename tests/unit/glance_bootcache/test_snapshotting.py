@@ -8,7 +8,8 @@ from fakes_deployment import FakeCloud, refused, server
 
 from glance_bootcache.deployment import choice, snapshotting
 from glance_bootcache.deployment.checkpoint import Checkpoint, Status
-from glance_bootcache.deployment.snapshotting import SnapshotLimits, Snapshotting
+from glance_bootcache.deployment.cloud import DeploymentLimits
+from glance_bootcache.deployment.snapshotting import Snapshotting
 
 IDS = ('a', 'b', 'c')
 
@@ -34,7 +35,7 @@ def house(monkeypatch):
     def taking():
         return Snapshotting(house.cloud, house.made,
                             lambda: house.files.append(copy.deepcopy(house.made)), progress,
-                            SnapshotLimits(4, 3, 3600))
+                            DeploymentLimits(4, 3, 3600))
     house.taking = taking
     house.calls = lambda name: [one for what, one in house.cloud.calls if what == name]
     house.states = lambda: [saved.status for saved in house.made.servers]

@@ -12,6 +12,7 @@ from bootcache import exception
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.report import HostReport
 from glance_bootcache.smallca import SmallCA
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -67,7 +68,7 @@ def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, 
 def test_an_exporter_that_has_ended_does_not_wait_for_a_glance_that_hangs(house, monkeypatch):
     """Each question takes a minute, and a round has many."""
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.WANTED))
+    storedimages.put(house.store, Manifest(IMAGE, Standing.WANTED))
     house.conf.set_override('poll_interval', 1, 'bootcache')
     house.restart()
     hangs, answers, looks = threading.Event(), threading.Event(), []
@@ -112,7 +113,7 @@ def test_a_base_that_came_while_all_were_served_again_is_kept_open(house, monkey
     kept, serve = [], house.tiers.serve
 
     def serve_slowly(manifest, **named):
-        house.store.save(dataclasses.replace(manifest, image_id=OTHER))
+        storedimages.put(house.store, dataclasses.replace(manifest, image_id=OTHER))
         serve(manifest, **named)
 
     monkeypatch.setattr(house.exporter, 'start', lambda serve: True)
@@ -121,6 +122,17 @@ def test_a_base_that_came_while_all_were_served_again_is_kept_open(house, monkey
         manifest.image_id for manifest in manifests))
     house.upkeep._serve()
     assert kept == [OTHER, IMAGE]
+
+
+def test_an_exporter_that_was_ended_serves_again_what_the_database_does_not_have(
+        house, monkeypatch):
+    """As after certificates were renewed, beside an empty database."""
+    again = []
+    monkeypatch.setattr(house.exporter, 'start',
+                        lambda serve: serve([f'base-{IMAGE}-0'], 'CN=one'))
+    monkeypatch.setattr(house.exporter, 'serve_as_before', lambda *served: again.append(served))
+    house.upkeep._serve()
+    assert again == [([f'base-{IMAGE}-0'], 'CN=one')]
 
 
 def test_what_was_taken_back_while_exporters_were_asked_is_not_served(house, monkeypatch):
@@ -153,20 +165,21 @@ def test_manifests_that_could_not_be_read_are_read_by_the_next_step(house, monke
 
 
 def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
-    """Nova is asked first of all for what an earlier process left."""
+    """Nova is asked for servers that an earlier process left."""
     kept = []
     monkeypatch.setattr(house.disk_room, 'keep_quota', lambda manifests: kept.append(True))
     house.boots.away = True
-    house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, Standing.WANTED))
     house.once()
-    assert kept == [True] and not house.upkeep.recovered
-    # What an earlier process did not finish waits for it: it would fail.
-    assert house.running.of(IMAGE) is None and house.state(IMAGE) == 'pending'
+    assert kept == [True]
+
+
+def test_what_no_row_names_is_told_of_once(house):
+    house.boots.away = True
+    house.once()
     house.boots.away = False
-    house.once()
-    house.settle()
-    assert house.upkeep.recovered and house.state(IMAGE) == 'ready'
+    for _round in range(3):
+        house.once()
+    assert house.boots.looked == ['retired', 'unnamed'] * 2 + ['retired'] * 2
 
 
 def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house, monkeypatch):
@@ -175,7 +188,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
                         else get(image_id))
     for image in (OTHER, IMAGE):
         house.images.put(image)
-        house.store.save(Manifest(image, Standing.WANTED))
+        storedimages.put(house.store, Manifest(image, Standing.WANTED))
     house.restart()
     house.once()
     house.settle()
@@ -197,7 +210,8 @@ def test_glance_that_is_away_is_not_asked_for_every_image(house, monkeypatch):
 
     for number in range(20):
         house.images.put(f'{number:08x}{IMAGE[8:]}')
-        house.store.save(Manifest(f'{number:08x}{IMAGE[8:]}', Standing.WANTED))
+        storedimages.put(house.store, Manifest(f'{number:08x}{IMAGE[8:]}',
+                                               Standing.WANTED))
     with monkeypatch.context() as patch:
         patch.setattr(house.images, 'get', away)
         house.recover()
@@ -210,18 +224,6 @@ def test_glance_that_is_away_is_not_asked_for_every_image(house, monkeypatch):
         house.later(60)
     house.settle()
     assert {record.state for record in house.store.manifests()} == {ImageState.READY}
-
-
-def test_servers_that_could_not_be_deleted_are_in_each_round(house):
-    """Those of profile boots that are in hand stay: see test_profile_servers.py."""
-    house.boots.gate.clear()
-    house.images.put(IMAGE)
-    house.changed(IMAGE)
-    until(lambda: house.boots.jobs, 'the profile boot')
-    house.once()
-    assert house.boots.deleting == [{house.boots.jobs[0].token}]
-    house.boots.gate.set()
-    house.settle()
 
 
 # Certificates.

@@ -1,12 +1,14 @@
 """What no event told of is found by a slow sweep of Glance's images: lost notifications."""
 
 import logging
+import os
 
 import pytest
 from fakes_hosts import holding
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+GONE = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 HOUR = 3600
 
 
@@ -69,6 +71,40 @@ def test_images_from_before_are_not_taken_up(house, caplog):
         house.once()
         house.seconds.sleep(HOUR)
     assert house.state(OTHER) is None and told(caplog) == []
+
+
+def test_images_of_a_lost_database_come_back(house, caplog):
+    """Their files are here, and no row names these. They came back as servers booted only."""
+    house.images.put(IMAGE)
+    house.changed(IMAGE)
+    house.settle()
+    there = house.store.path(IMAGE, 'base-1.img')
+    with open(there, 'w'):
+        pass
+    house.store.remove(IMAGE)
+    for image in OTHER, GONE:
+        os.makedirs(house.store.directory(image))
+    house.images.put(OTHER)
+    assert house.state(IMAGE) is None
+    house.restart()
+    house.once()
+    house.settle()
+    assert house.state(IMAGE) == house.state(OTHER) == 'ready' and house.state(GONE) is None
+    assert os.path.exists(there) and told(caplog) == []
+
+
+def test_they_come_back_at_their_owners_rate(house):
+    house.conf.set_override('changes_per_hour', 1, 'bootcache')
+    house.restart()
+    images = [f'{number:08x}{IMAGE[8:]}' for number in range(8)]
+    for image in images:
+        os.makedirs(house.store.directory(image))
+        house.images.put(image)
+    house.once()
+    house.settle()
+    states = [house.state(image) for image in images]
+    # As many as are decided about at a time may see that there is room for one more.
+    assert 1 <= states.count('ready') <= 4 and states.count('pending') >= 4
 
 
 def test_what_changes_just_now_may_be_told_of_yet(swept, caplog):

@@ -13,6 +13,7 @@ from bootcache.tier import Eviction
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 
 @pytest.fixture
@@ -20,7 +21,16 @@ def clock():
     return Clock(1e9)
 
 
-def test_uses_are_kept(database, clock):
+@pytest.fixture
+def images(storage_conf, database):
+    """There are two."""
+    store = storedimages.opened(storage_conf, database)
+    for image_id in ONE, TWO:
+        store.add(Manifest(image_id))
+    return store
+
+
+def test_uses_are_kept(database, clock, images):
     uses = LastUses(database, clock)
     writer = Writer(database, [uses.changes])
     assert uses.last(ONE) is None and uses.changes(True) is None
@@ -30,6 +40,7 @@ def test_uses_are_kept(database, clock):
     writer.write()
     again = LastUses(database)
     assert (again.last(ONE), again.last(TWO), again.last(THREE)) == (5.5, 0, None)
+    images.remove(TWO)
     again.keep_only([ONE, THREE])
     again.record(ONE, 7)
     Writer(database, [again.changes]).write()
@@ -37,7 +48,7 @@ def test_uses_are_kept(database, clock):
     assert (again.last(ONE), again.last(TWO)) == (7, None)
 
 
-def test_uses_are_written_once_a_minute_and_at_the_end(database, clock):
+def test_uses_are_written_once_a_minute_and_at_the_end(database, clock, images):
     uses = LastUses(database, clock)
     writer, written = Writer(database, [uses.changes]), []
     for when in range(1, 100):
@@ -50,7 +61,7 @@ def test_uses_are_written_once_a_minute_and_at_the_end(database, clock):
     assert LastUses(database).last(ONE) == 99 and uses.changes(True) is None
 
 
-def test_uses_that_cannot_be_written_are_written_later(database, clock):
+def test_uses_that_cannot_be_written_are_written_later(database, clock, images):
     uses = LastUses(database, clock)
     uses.record(ONE, 1)
     writer = Writer(database, [uses.changes])
@@ -71,6 +82,7 @@ def test_the_disk_s_plan(tiers):
     assert tiers.plan_disk(entries, 4 * MIB) == Eviction(True, (TWO, ONE))
     assert tiers.plan_disk(entries, 5 * MIB) == Eviction(False, ())
     pinned = entries[1].wishing(pinned=True)
+    storedimages.put(tiers._store, pinned)
     assert tiers.plan_disk([entries[0], pinned], 2 * MIB) == Eviction(True, (ONE,))
     assert tiers.plan_disk([entries[0], pinned], 4 * MIB) == Eviction(False, ())
 
@@ -96,6 +108,7 @@ def test_last_uses_outlive_the_service(tiers, storage_conf, exporter, database):
     Writer(database, [tiers._last_uses.changes]).write(at_once=True)
     again = StorageTiers(storage_conf, tiers._store, exporter, LastUses(database))
     assert again._last_uses.last_of(manifest(ONE)) == 5
+    again._store.remove(TWO)
     again.start([manifest(ONE)])
     again.stop()
     Writer(database, [again._last_uses.changes]).write(at_once=True)

@@ -17,6 +17,7 @@ from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage import tiers as storage_tiers
 from glance_bootcache.storage.lastuses import LastUses
 from glance_bootcache.storage.tiers import StorageTiers
+from tools import storedimages
 
 
 def settle(tiers):
@@ -110,7 +111,7 @@ def test_copying_is_given_up(tiers, exporter, tmp_path, monkeypatch, give_up):
 
 def test_a_damaged_file_is_copied_once_only(tiers, monkeypatch):
     entry = on_disk(tiers, manifest(ONE))
-    tiers._store.save(entry)
+    storedimages.put(tiers._store, entry)
     with open(tiers._disk_path(entry), 'r+b') as stream:
         stream.write(b'bad')
     for _ in range(3):
@@ -166,7 +167,7 @@ def test_one_that_leaves_memory_while_it_is_served_comes_from_the_disk(tiers, ex
 
 
 def pin(tiers, entry):
-    tiers._store.save(entry.wishing(pinned=True))
+    storedimages.put(tiers._store, entry.wishing(pinned=True))
 
 
 def test_one_that_was_pinned_while_it_was_copied_stays_in_memory(tiers, monkeypatch):

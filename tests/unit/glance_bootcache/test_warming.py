@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+from fakes_database import locked
 from fakes_hosts import holding
 from fakes_manager import failed
 from fakes_warming import IMAGE, OTHER, done, make_ready, step, tell
@@ -40,6 +41,44 @@ def test_hosts_are_warmed(ready):
     assert done(ready) == [True]
     step(ready, 1000)
     assert len(ready.nova.asked) == 1
+
+
+def test_a_restart_goes_on_with_what_was_asked_for(ready):
+    warm(ready, 'racks')
+    step(ready)
+    tell(ready, 'one')
+    ready.writer.write()
+    ready.restart()
+    assert done(ready) == [False]
+    step(ready)
+    assert len(ready.nova.asked) == 2
+    tell(ready, 'one', 'existing')
+    tell(ready, 'two')
+    step(ready)
+    assert done(ready) == [True]
+    ready.writer.write()
+    ready.restart()
+    assert done(ready) == []
+
+
+def test_what_is_asked_for_anew_is_not_over(ready):
+    warm(ready, 'racks')
+    step(ready)
+    tell(ready, 'one')
+    tell(ready, 'two')
+    step(ready)
+    changes = ready.requests.changes(True)
+    warm(ready, 'racks')
+    ready.store._database.write(changes.write)
+    ready.restart()
+    assert done(ready) == [False]
+
+
+def test_what_cannot_be_written_is_refused(ready):
+    with locked(ready.store._database), pytest.raises(exception.DatabaseAway):
+        warm(ready, 'racks')
+    step(ready)
+    assert ready.nova.asked == [] and done(ready) == []
 
 
 def test_a_host_may_be_faster_than_novas_answer(ready):
@@ -102,7 +141,7 @@ def test_a_lost_report_is_made_up_for_by_what_the_host_holds(ready):
     ready.table.report('one', None)
     ready.table.report('two', holding(IMAGE))
     step(ready)
-    assert outcomes(ready)['racks'] == {'one': 'existing', 'two': 'cached'}
+    assert outcomes(ready)['racks'] == {'one': 'cached', 'two': 'cached'}
 
 
 def test_what_a_host_is_to_let_go_of_does_not_make_it_warm(ready):

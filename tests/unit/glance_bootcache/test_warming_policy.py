@@ -215,20 +215,6 @@ def test_without_a_policy_nobody_is_warmed_also_not_later(house):
     assert house.nova.asked == []
 
 
-def test_images_of_earlier_versions_are_not_warmed_by_an_upgrade(policy):
-    make_ready(policy)
-    scan(policy)
-    finish(policy)
-    scan(policy)
-    document = policy.store.load(IMAGE).to_json()
-    del document['wished']['warm_due']
-    policy.store.save(type(policy.store.load(IMAGE)).from_json(document))
-    policy.restart()
-    policy.recover()
-    scan(policy)
-    assert len(policy.nova.asked) == 2
-
-
 def test_more_images_than_may_be_warmed_at_once_wait(policy, monkeypatch):
     monkeypatch.setattr(runner, '_MOST_JOBS', 2)
     for image in (IMAGE, OTHER):

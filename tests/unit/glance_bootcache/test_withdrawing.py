@@ -16,6 +16,7 @@ from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import controller as controller_module
+from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -246,12 +247,12 @@ def test_glance_names_and_fills_its_notifications_so(monkeypatch):
     assert 'id' not in payload
 
 
-def test_a_lost_manifest_does_not_begin_again_below_what_hosts_hold(ready, monkeypatch):
+def test_a_lost_row_does_not_begin_again_below_what_hosts_hold(ready, monkeypatch):
     monkeypatch.setattr(controller_module, 'time', types.SimpleNamespace(time=lambda: 1e9))
     for expected in (10 ** 9, 10 ** 9 + 1):
         assert ready.controller.let_go(IMAGE).wished.generation == expected
     ready.store.remove(IMAGE)
-    ready.store.save(Manifest(IMAGE, Standing.DONE))
+    storedimages.put(ready.store, Manifest(IMAGE, Standing.DONE))
     monkeypatch.setattr(controller_module, 'time', types.SimpleNamespace(time=lambda: 2e9))
     assert ready.controller.let_go(IMAGE).wished.generation == 2 * 10 ** 9
     held = holding(IMAGE, generation=10 ** 9 + 1)

@@ -28,7 +28,7 @@ TRIES = [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
 def offered(image=IMAGE):
     return {'action': 'cache', 'virtual_bytes': 1 << 30, 'server': ['10.0.0.1', 10810],
             'base_export': f'base-{image}', 'cache_export': 'cache-x',
-            'cache_image': INFO.to_dict()}
+            'cache_image': vars(INFO)}
 
 
 class Faults:

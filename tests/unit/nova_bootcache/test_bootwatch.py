@@ -331,7 +331,8 @@ def test_a_boot_that_never_becomes_quiet_counts_up_to_its_marker(watched):
 @pytest.mark.parametrize('idle, linger, quiet', [
     (5.0, 30, True), (4.9, 30, False), (3.0, 3, True), (2.9, 3, False), (0.0, 0, True)])
 def test_quiet_is_five_seconds_or_the_linger(idle, linger, quiet):
-    assert ending.was_quiet(BootProgress(100, 1, idle, 30), BootLimits(1, linger, 60, 900)) is quiet
+    judge = ServerJudge(BootLimits(1, linger, 60, 900))
+    assert judge.counts_until_marker(BootProgress(100, 1, idle, 30)) is not quiet
 
 
 def test_what_is_discarded_is_not_reported(watched, caplog):

@@ -24,9 +24,9 @@ from nova_bootcache.upkeep import HostUpkeep
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SERVER = Server(IMAGE, 'disk', '', False, False, False)
-INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1).to_dict()
+INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
 CACHE = {'action': 'cache', 'virtual_bytes': 1 << 30, 'server': ['127.0.0.1', 1],
-         'base_export': 'base-x', 'cache_export': 'cache-x', 'cache_image': INFO}
+         'base_export': 'base-x', 'cache_export': 'cache-x', 'cache_image': vars(INFO)}
 
 
 class Service:

@@ -76,7 +76,7 @@ def test_a_command_that_tells_nothing_of_use(commands, clones, caplog, said):
     clones._is_harmless = True
     commands.do(f"[ $(basename $0) = ceph ] && echo f || echo '{said}'; exit 0")
     assert clones.way(REMOTE) is None
-    assert 'its base is read through the exporter, and not in Ceph: rbd info tells' in caplog.text
+    assert 'its base is read through the exporter, and not in Ceph: ' in caplog.text
 
 
 def test_who_has_no_time_for_ceph_asks_nothing_of_it(commands, clones):

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
-from bootcache.manifest import CacheInfo
+from bootcache.manifest import CacheDifference, CacheInfo
 from bootcache.rpc.messages import BootAction
 from bootcache.tier import Medium
 from nova_bootcache.asking import client
@@ -26,7 +25,7 @@ REMOTE = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
 BASE = {'server': ['10.0.0.1', 10810], 'virtual_bytes': 1 << 30, 'base_export': f'base-{IMAGE}',
         'image_hash': 'sha512:ab', 'pinned': False}
 CACHE = {**BASE, 'action': BootAction.CACHE, 'cache_export': 'cache-x',
-         'cache_image': INFO.to_dict(), 'medium': 'memory', 'has_memory': True, 'watch': WATCH}
+         'cache_image': vars(INFO), 'medium': 'memory', 'has_memory': True, 'watch': WATCH}
 COLD = {**BASE, 'action': BootAction.COLD, 'watch': WATCH}
 
 
@@ -124,7 +123,7 @@ def test_an_offer_that_lacks_something_is_not_understood(entry):
     {'server': ['host', None]}, {'virtual_bytes': None}, {'virtual_bytes': 'many'},
     {'virtual_bytes': []}, {'medium': 'tape'}, {'medium': None}, {'medium': []},
     {'cache_image': None}, {'cache_image': 'x'}, {'cache_image': {}},
-    {'cache_image': {**INFO.to_dict(), 'colour': 'red'}},
+    {'cache_image': {**vars(INFO), 'colour': 'red'}},
     {'watch': {}}, {'watch': []}, {'watch': 'yes'}, {'watch': {**WATCH, 'quota': 'all'}},
     {'watch': {**WATCH, 'linger': None}},
     {'watch': {key: value for key, value in WATCH.items() if key != 'marker'}}], ids=repr)
@@ -172,7 +171,7 @@ def test_a_server_that_moves_gets_no_base_that_is_not_there(answer, kind):
 
 DIFFERENCE = CacheDifference('8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'sha512:cd', 100, 'ab', 50, 64,
                              'ef')
-TOLD = {'export': 'difference-x', **DIFFERENCE.to_dict()}
+TOLD = {'export': 'difference-x', **vars(DIFFERENCE)}
 
 
 def test_a_difference_is_offered_with_the_cache_image():

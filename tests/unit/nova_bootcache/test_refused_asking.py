@@ -81,3 +81,12 @@ def test_a_service_that_refuses_for_long_is_one_that_is_away(conf, monkeypatch, 
         assert offered.storage.offer is Offer.AWAY and service.refused == 1
         # Upkeep, which asks for many images, comes again anyway.
         assert host(conf, service).ask(IMAGE, '') is None and service.refused == 2
+
+
+def test_an_id_in_capital_letters_is_not_asked_for(conf):
+    """Glance on PostgreSQL has two images then, of which the other one may be somebody else's."""
+    service = Service()
+    service.goes_on.set()
+    assert host(conf, service).ask_patiently(IMAGE, 'server').storage.offer is Offer.COLD
+    offered = host(conf, service).ask_patiently(IMAGE.upper(), 'server')
+    assert offered.storage.offer is Offer.STOCK and 'lower case' in offered.reason

@@ -21,7 +21,7 @@ from nova_bootcache.tiers.fetches import Fetches
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
 OFFER = {'action': 'cache', 'virtual_bytes': 1 << 30, 'server': ['10.0.0.1', 10810],
-         'base_export': f'base-{IMAGE}', 'cache_export': 'cache-x', 'cache_image': INFO.to_dict(),
+         'base_export': f'base-{IMAGE}', 'cache_export': 'cache-x', 'cache_image': vars(INFO),
          'medium': 'disk', 'has_memory': True, 'generation': 4}
 COLD = {key: value for key, value in {**OFFER, 'action': 'cold'}.items() if 'cache_' not in key}
 BOTH = TierRoom.FILE, TierRoom.ARRIVAL

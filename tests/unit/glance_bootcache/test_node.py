@@ -1,0 +1,253 @@
+"""This storage node in its database, and databases that are not the one that it knew."""
+
+import json
+import os
+import shutil
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from bootcache.exception import ConfigurationError
+from bootcache.manifest import Manifest
+from glance_bootcache.db import conf as db_conf
+from glance_bootcache.db import node
+from glance_bootcache.db.engine import Database
+from glance_bootcache.db.models import StorageNodeRow
+from glance_bootcache.db.node import StorageNode
+from glance_bootcache.storage.nodefiles import FileKind
+from glance_bootcache.storage.store import ImageStore
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / 'node.json')
+
+
+@pytest.fixture
+def replace(storage_conf, empty_database):
+    """Puts an empty database, or a copy, in the place of the one that there is."""
+    file = db_conf.default_file(storage_conf)
+
+    def replace(database, by=None):
+        database.close()
+        for name in (f'{file}-wal', f'{file}-shm'):
+            if os.path.exists(name):
+                os.unlink(name)
+        shutil.copy(by or empty_database, file)
+        return Database(storage_conf)
+
+    replace.file = file
+    return replace
+
+
+def copied(database, replace):
+    """A backup of it."""
+    database.close()
+    backup = f'{replace.file}.backup'
+    shutil.copy(replace.file, backup)
+    return backup
+
+
+def no_sleep(_seconds):
+    pytest.fail('nobody else has the name')
+
+
+def test_a_node_knows_its_database_again(database, path):
+    first = StorageNode(database, path, 'one', no_sleep)
+    for _beat in range(3):
+        assert first.beat()
+    again = StorageNode(database, path, 'one', no_sleep)
+    assert again.id == first.id and not again.is_restored and not first.is_restored
+    with open(path) as stream:
+        said = json.load(stream)
+    assert said['beat'] == 5 and said['database'] == again._claimed.identity
+    assert node.number(database, path) == first.id
+    assert node.number(database, f'{path}.none') is None
+
+
+def test_a_name_may_change(database, path):
+    first = StorageNode(database, path, 'one', no_sleep)
+    assert StorageNode(database, path, 'two', no_sleep).id == first.id
+    assert database.read(lambda connection: connection.execute(
+        sa.select(StorageNodeRow.name)).scalars().all()) == ['two']
+
+
+def test_two_nodes_have_rows_of_their_own(database, path):
+    one = StorageNode(database, path, 'one', no_sleep)
+    two = StorageNode(database, f'{path}.two', 'two', lambda seconds: None)
+    assert one.id != two.id and one.beat() and two.beat()
+
+
+@pytest.mark.parametrize('kind', ['empty', 'older'])
+def test_another_database_is_told_of_and_nothing_is_removed_until_it_is_accepted(
+        database, path, replace, kind, caplog, tmp_path):
+    first = StorageNode(database, path, 'one', no_sleep)
+    backup = copied(database, replace) if kind == 'older' else None
+    for _beat in range(3):
+        first.beat()
+    first._save()
+    database = replace(database, backup)
+    for _start in range(2):
+        again = StorageNode(database, path, 'one', no_sleep)
+        assert again.is_restored and 'bootcache-manage db accept' in caplog.text
+        store = ImageStore(str(tmp_path), database, again.id,
+                           lambda again=again: not again.is_restored)
+        store.retire_left()
+        store.add(Manifest(IMAGE))
+        name = store.begin_file(IMAGE, FileKind.BASE, '.img')
+        with open(store.path(IMAGE, name), 'w'):
+            pass
+        store.files.abandon(IMAGE, name)
+        store.files.remove_retired()
+        for each in FileKind:
+            store.files.remove_retired_of(each, lambda *thing: pytest.fail(str(thing)))
+        store.remove(IMAGE)
+    assert len(os.listdir(store.directory(IMAGE))) == 2
+    assert node.accept(database) == ['one'] and node.accept(database) == []
+    assert again.beat() and not again.is_restored
+    store.files.remove_retired()
+    assert os.listdir(store.directory(IMAGE)) == []
+    assert not StorageNode(database, path, 'one', no_sleep).is_restored
+    database.close()
+
+
+def test_an_older_database_is_accepted_after_an_hour_and_what_it_was_making_is_nobody_s(
+        database, path, replace, tmp_path, monkeypatch):
+    monkeypatch.setattr(node, '_SETTLED_BEATS', 3)
+    first = StorageNode(database, path, 'one', no_sleep)
+    store = ImageStore(str(tmp_path), database, first.id)
+    store.add(Manifest(IMAGE))
+    names = [store.begin_file(IMAGE, FileKind.BASE, '.img') for _file in range(2)]
+    store.files.change(IMAGE, ready=[names[0]])
+    backup = copied(database, replace)
+    for _beat in range(3):
+        first.beat()
+    first._save()
+    database = replace(database, backup)
+    again = StorageNode(database, path, 'one', no_sleep)
+    store = ImageStore(str(tmp_path), database, again.id, lambda: not again.is_restored)
+    for name in names:
+        with open(store.path(IMAGE, name), 'w'):
+            pass
+    store.retire_left()
+    assert store.files.unnamed() == [store.path(IMAGE, names[1])]
+    store.remove(IMAGE)
+    for _beat in range(node._SETTLED_BEATS):
+        assert again.beat() and again.is_restored
+    assert len(os.listdir(store.directory(IMAGE))) == 2
+    assert again.beat() and not again.is_restored
+    store.files.remove_retired()
+    assert os.listdir(store.directory(IMAGE)) == [names[1]]
+    assert not StorageNode(database, path, 'one', no_sleep).is_restored
+    database.close()
+
+
+@pytest.mark.parametrize('kind', ['empty', 'older'])
+def test_a_database_that_is_replaced_under_a_process_is_found(database, path, replace, kind):
+    first = StorageNode(database, path, 'one', no_sleep)
+    backup = copied(database, replace) if kind == 'older' else None
+    for _beat in range(3):
+        assert first.beat()
+    first._database = replace(database, backup)
+    assert not first.beat()
+    first._database.close()
+
+
+def test_an_error_of_a_driver_does_not_end_the_beats(database, path, monkeypatch):
+    first, beaten, errors = StorageNode(database, path, 'one', no_sleep), threading.Event(), []
+    beat = first.beat
+
+    def beat_once_more():
+        if not errors:
+            errors.append(AttributeError('as PyMySQL of a connection that was cut'))
+            raise errors[0]
+        beat()
+        beaten.set()
+        return True
+
+    monkeypatch.setattr(node, 'BEAT_SECONDS', 0.01)
+    monkeypatch.setattr(first, 'beat', beat_once_more)
+    first.start(lambda: pytest.fail('it is the same database'))
+    try:
+        assert beaten.wait(60)
+    finally:
+        first.stop()
+
+
+def test_a_lost_answer_is_no_other_database(database, path):
+    first = StorageNode(database, path, 'one', no_sleep)
+    claimed = first._claimed
+    assert first.beat()
+    first._claimed = claimed
+    assert first.beat()
+
+
+@pytest.mark.parametrize('kind', ['empty', 'older'])
+def test_what_was_being_made_in_a_backup_is_not_removed(database, path, replace, kind, tmp_path):
+    first = StorageNode(database, path, 'one', no_sleep)
+    store = ImageStore(str(tmp_path), database, first.id)
+    store.add(Manifest(IMAGE))
+    name = store.begin_file(IMAGE, FileKind.BASE, '.img')
+    backup = copied(database, replace) if kind == 'older' else None
+    with open(store.path(IMAGE, name), 'w'):
+        pass
+    store.change(IMAGE, lambda known: known.making(base_path=store.path(IMAGE, name)))
+    first.beat()
+    first._save()
+    database = replace(database, backup)
+    for _start in range(2):
+        again = StorageNode(database, path, 'one', no_sleep)
+        node.accept(database)
+        again.beat()
+        ImageStore(str(tmp_path), database, again.id).retire_left()
+    assert os.listdir(store.directory(IMAGE)) == [name]
+    database.close()
+
+
+@pytest.mark.parametrize('name', ['one', 'two'])
+def test_another_process_that_works_with_the_database_refuses_the_start(database, path, name):
+    first = StorageNode(database, path, 'one', no_sleep)
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        first.beat()
+
+    with pytest.raises(ConfigurationError, match=r'another glance-bootcache works as one'):
+        StorageNode(database, f'{path}.two', name, sleep)
+    assert slept and first.beat()
+
+
+def test_a_copy_of_a_node_that_runs_refuses_the_start(database, path):
+    """As of a machine that was cloned with its state directory."""
+    one = StorageNode(database, path, 'one', no_sleep)
+    shutil.copy(path, f'{path}.copy')
+    for _beat in range(100):
+        one.beat()
+    with pytest.raises(ConfigurationError, match=r'node\.json from a .*copied'):
+        StorageNode(database, f'{path}.copy', 'one', lambda seconds: one.beat())
+    assert one.beat()
+    # A crash, or a state directory from a backup, is no copy.
+    assert StorageNode(database, f'{path}.copy', 'one', lambda seconds: None).id == one.id
+    for _beat in range(node._WRITE_EVERY):
+        one.beat()
+    assert not StorageNode(database, path, 'one', lambda seconds: None).is_restored
+
+
+def test_one_of_the_name_that_is_silent_was_this_node(database, path):
+    first, slept = StorageNode(database, path, 'one', no_sleep), []
+    # Its state directory was lost.
+    again = StorageNode(database, f'{path}.two', 'one', slept.append)
+    assert slept and again.id == first.id and not again.is_restored and not first.beat()
+
+
+@pytest.mark.parametrize('text', ['', '{', '{"version": 1}', '{"version": 9}',
+                                  '{"version": 1, "database": "x", "node": "y", "beat": 1}'])
+def test_a_damaged_file_says_nothing(database, path, text, caplog):
+    with open(path, 'w') as stream:
+        stream.write(text)
+    assert not StorageNode(database, path, 'one', no_sleep).is_restored
+    assert 'cannot be used' in caplog.text

@@ -152,6 +152,8 @@ class StorageNode:
                     LOG.error('%s was replaced by another one, or by an older state of it, while'
                               ' glance-bootcache runs, which reads it again: %s', self._database,
                               _CURE)
+                    # By that the next process knows it, too.
+                    self._save()
                     self._replaced()
                     return
                 self._throttle.recovered('', 'the database answers')
@@ -247,8 +249,10 @@ def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | Non
     is_restored = known is not None and (
         known.database != identity or row is None or not found or row.beat < known.beat)
     state = RESTORED if is_restored else row.state if row is not None and found else UP
-    # Beyond what the file says: from now on this state is the one that is known.
-    beat = max(row.beat if row is not None else 0, known.beat if known is not None else 0) + 1
+    # Beyond what the file says: from now on this state is the one that is known. It counts more
+    # slowly than the clock: no state of an earlier process has the beat of a later one.
+    beat = max(row.beat if row is not None else 0, known.beat if known is not None else 0,
+               int(time.time())) + 1
     values = {'uuid': own, 'name': name, 'beat': beat, 'state': state}
     if row is None:
         connection.execute(sa.insert(StorageNodeRow).values(values))

@@ -1,5 +1,6 @@
 """This storage node in its database, and databases that are not the one that it knew."""
 
+import itertools
 import json
 import os
 import shutil
@@ -43,10 +44,10 @@ def replace(storage_conf, empty_database):
     return replace
 
 
-def copied(database, replace):
+def copied(database, replace, name='backup'):
     """A backup of it."""
     database.close()
-    backup = f'{replace.file}.backup'
+    backup = f'{replace.file}.{name}'
     shutil.copy(replace.file, backup)
     return backup
 
@@ -63,7 +64,7 @@ def test_a_node_knows_its_database_again(database, path):
     assert again.id == first.id and not again.is_restored and not first.is_restored
     with open(path) as stream:
         said = json.load(stream)
-    assert said['beat'] == 5 and said['database'] == again._claimed.identity
+    assert said['beat'] == again._claimed.beat and said['database'] == again._claimed.identity
     assert node.number(database, path) == first.id
     assert node.number(database, f'{path}.none') is None
 
@@ -154,6 +155,45 @@ def test_a_database_that_is_replaced_under_a_process_is_found(database, path, re
     first._database = replace(database, backup)
     assert not first.beat()
     first._database.close()
+
+
+def test_the_next_process_knows_that_it_was_replaced(database, path, replace, monkeypatch):
+    """The file was last written when the older state was; this process may be killed at once."""
+    first, replaced = StorageNode(database, path, 'one', no_sleep), threading.Event()
+    backup = copied(database, replace)
+    for _beat in range(3):
+        assert first.beat()
+    first._database = database = replace(database, backup)
+    monkeypatch.setattr(node, 'BEAT_SECONDS', 0.01)
+    first.start(replaced.set)
+    assert replaced.wait(60)
+    first._thread.join()
+    assert StorageNode(database, path, 'one', no_sleep).is_restored
+    database.close()
+
+
+def test_a_state_that_counts_further_than_the_file_is_another_one_as_well(database, path, replace,
+                                                                          monkeypatch):
+    """As it is put back: each process begins at beats that were not there before."""
+    clock = itertools.count(1_700_000_000, 100)
+    monkeypatch.setattr(node.time, 'time', clock.__next__)
+    first = StorageNode(database, path, 'one', no_sleep)
+    older = copied(database, replace)
+    first.beat()
+    first._save()
+    for _beat in range(15):
+        first.beat()
+    later = copied(database, replace, 'later')
+    database = replace(database, older)
+    second = StorageNode(database, path, 'one', no_sleep)
+    assert second.is_restored
+    node.accept(database)
+    for _beat in range(12):
+        assert second.beat()
+    second._database = database = replace(database, later)
+    assert not second.beat()
+    assert StorageNode(database, path, 'one', no_sleep).is_restored
+    database.close()
 
 
 def test_an_error_of_a_driver_does_not_end_the_beats(database, path, monkeypatch):

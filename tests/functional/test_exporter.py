@@ -1,6 +1,7 @@
 """What a real exporter serves, and for how long: no commands for what it serves already."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import uuid
@@ -14,7 +15,7 @@ from storage_node import IMAGE
 from bootcache import naming
 from bootcache.cacheimage import Base
 from bootcache.connectors import connectors
-from bootcache.manifest import Made, Manifest, Standing
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage.exporter import Exporter
 
@@ -105,6 +106,17 @@ def test_what_is_served_costs_no_command(exporter, image, commands):
         exporter.ensure(image, None)
         ensure_stored(exporter, image)
     assert commands == []
+
+
+def test_serving_one_more_asks_for_nothing_of_all_others(exporter, image, commands):
+    """Of thousands that takes a tenth of a second, each time one of them is served."""
+    exporter.ensure(image, None)
+    other = str(uuid.uuid4())
+    cache = CacheInfo('cache', 1, 1, 1, 'a' * 64, MIB, 65536, 1, '', 0.1, 1)
+    commands.clear()
+    exporter.ensure(dataclasses.replace(image, image_id=other).making(
+        base_export=f'base-{other}', cache_image=cache), image.made.base_path)
+    assert set(commands) == {'block-export-add', 'blockdev-add'} and len(served(exporter)) == 3
 
 
 def test_a_service_that_adopts_an_exporter_knows_what_it_serves(exporter, image, storage_conf,

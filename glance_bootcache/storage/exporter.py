@@ -454,8 +454,8 @@ class Exporter:
             try:
                 self._daemon.add_nodes(*nodes)
             except exception.StorageDaemonError:
-                # Nodes without their export are what a crash between the two steps left. All are
-                # asked for here alone: that takes a thousand images a tenth of a second.
+                # Nodes without their export are what a crash between the two steps left. They are
+                # listed here alone: with a thousand images that takes a tenth of a second.
                 if not self._remove_tree(top):
                     raise
                 self._daemon.add_nodes(*nodes)

@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from oslo_config import cfg
@@ -295,10 +295,8 @@ class Exporter:
                         return
                     if served is not None:
                         self._add(export, served.nodes(node))
-                        if export.startswith(f'{naming.EXPORT_CACHE}-') and any(
-                                image_id in other and other != export and not is_base(other)
-                                for other in self._served):
-                            self._retire(image_id, keep=export, keep_bases=True)
+                        if export.startswith(f'{naming.EXPORT_CACHE}-'):
+                            self._retire(image_id, self._served, keep=export, keep_bases=True)
                         return
                     continue  # The daemon is a new one.
             # Its file is being removed, or is not after all: that takes milliseconds.
@@ -499,11 +497,12 @@ class Exporter:
         :raises StorageDaemonError: if the daemon does not answer.
         """
         with self._alone():
-            return self._retire(image_id, keep_bases=not with_base) and with_base
+            return self._retire(image_id, self._look(), keep_bases=not with_base) and with_base
 
-    def _retire(self, image_id: str, keep: str = '', keep_bases: bool = False) -> bool:
+    def _retire(self, image_id: str, served: Iterable[str], keep: str = '',
+                keep_bases: bool = False) -> bool:
         gone = True
-        for export in list(self._look()):
+        for export in list(served):
             if image_id in export and export != keep and not (keep_bases and is_base(export)):
                 gone = self._remove(export, disconnect=not is_base(export)) and gone
         return gone

@@ -137,12 +137,17 @@ class ServedExports:
         :param served: names of the exports that are served, by the certificate to whom; None where
             that is not known just now: it is as before.
         """
+        # Of thousands of exporters each serves a few.
+        unknown = {whose for whose, exports in served.items() if exports is None}
+        clients_of: dict[str, set[str]] = {}
+        for whose, exports in served.items():
+            for export in exports or ():
+                clients_of.setdefault(export, set()).add(whose)
         with self._lock:
-            images = [dataclasses.replace(image, clients=clients)
+            images = [dataclasses.replace(image, clients=tuple(sorted(clients)))
                       for image in self._images.values()
-                      if (clients := tuple(sorted(whose for whose, exports in served.items()
-                                                  if (whose in image.clients if exports is None
-                                                      else image.base_export in exports))))]
+                      if (clients := clients_of.get(image.base_export, set())
+                          | unknown.intersection(image.clients))]
             if images == self._written:
                 return
             self._images = {image.image_id: image for image in images}

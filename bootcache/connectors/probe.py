@@ -13,7 +13,7 @@ from typing import Any
 
 from bootcache import exception
 
-_BYTES = 4096
+READ_BYTES = 4096
 _MOST_SECONDS = 60.0
 # Of places that have zeros, one after the other, until they are taken for an answer; how far from
 # the last place with data half of them are, in 4 KiB.
@@ -54,7 +54,7 @@ class _Read:
         self.near = near
         self._handle: Any = nbd.NBD()
         self._handle.set_export_name(export)
-        self._buffer = nbd.Buffer(_BYTES)
+        self._buffer = nbd.Buffer(READ_BYTES)
         self._cookie: int | None = None
         self._tries = self._place = 0
         self.answer: Answer | None = None
@@ -100,11 +100,11 @@ class _Read:
             self.answer = Answer.FAILED
 
     def _begin(self) -> None:
-        places = max(1, int(self._handle.get_size()) // _BYTES)
+        places = max(1, int(self._handle.get_size()) // READ_BYTES)
         # Drawn anew: what is read again and again is in the exporter's memory.
         self._place = secrets.randbelow(places) if self.near is None or self._tries % 2 \
             else min(places - 1, max(0, self.near + secrets.randbelow(2 * _NEAR) - _NEAR))
-        self._cookie = self._handle.aio_pread(self._buffer, _BYTES * self._place)
+        self._cookie = self._handle.aio_pread(self._buffer, READ_BYTES * self._place)
         self._tries += 1
 
 

@@ -28,9 +28,9 @@ from bootcache.util.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
-# Guests give a request up after 30 s: a read is missed after 3 and 4 s, another connector is tried
+# Between looks at each base. Guests give a request up after 30 s: a read is missed after 3 and 4 s, another connector is tried
 # for 4 s, and their reads fail 8 s after that.
-_PERIOD_SECONDS, _ANSWER_SECONDS = 3.0, 4.0
+PERIOD_SECONDS, _ANSWER_SECONDS = 3.0, 4.0
 # Between looks while a base has no answer.
 _AGAIN_SECONDS = 1.0
 # For which a connection that was exchanged has to be silent twice: a storage node that is slow
@@ -279,7 +279,7 @@ class BaseWatch:
 
     def _watch(self) -> None:
         while not self._stopped.wait(
-                _AGAIN_SECONDS if self._tried or self._silent else _PERIOD_SECONDS):
+                _AGAIN_SECONDS if self._tried or self._silent else PERIOD_SECONDS):
             try:
                 self._tried = {place: tried for place, tried in self._tried.items()
                                if not tried.done()}

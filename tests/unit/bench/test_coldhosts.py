@@ -29,12 +29,17 @@ def test_what_holds_is_not_broken():
 
 def test_bytes_are_judged():
     assert 'over half' in coldhosts.broken_promises(_bars(cold=4001))[0]
-    assert 'warm hosts were sent 1' in coldhosts.broken_promises(_bars(warm=1))[0]
+    # Ten seconds of two each: the watch reads each base at most nine times.
+    assert coldhosts.broken_promises(_bars(warm=8 * 9 * 4096)) == []
+    assert 'warm hosts were sent 294913 bytes, lacked 0, and read 294912' \
+        in coldhosts.broken_promises(_bars(warm=8 * 9 * 4096 + 1))[0]
 
 
 def test_warm_hosts_are_sent_what_the_cache_image_lacks_and_no_byte_more():
-    assert coldhosts.broken_promises(_bars(warm=16), missing=2) == []
-    assert 'were sent 17 bytes' in coldhosts.broken_promises(_bars(warm=17), missing=2)[0]
+    watched = 8 * 9 * 4096
+    assert coldhosts.broken_promises(_bars(warm=watched + 16), missing=2) == []
+    assert f'were sent {watched + 17} bytes' in coldhosts.broken_promises(
+        _bars(warm=watched + 17), missing=2)[0]
 
 
 def test_a_way_that_was_not_measured_is_told():

@@ -28,8 +28,8 @@ from bootcache.util.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
-# Between looks at each base. Guests give a request up after 30 s: a read is missed after 3 and 4 s, another connector is tried
-# for 4 s, and their reads fail 8 s after that.
+# Between looks at each base, and until its answer. Guests give a request up after 30 s: a read is
+# missed after 3 and 4 s, another connector is tried for 4 s, and their reads fail 8 s after that.
 PERIOD_SECONDS, _ANSWER_SECONDS = 3.0, 4.0
 # Between looks while a base has no answer.
 _AGAIN_SECONDS = 1.0

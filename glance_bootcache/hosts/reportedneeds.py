@@ -98,10 +98,11 @@ class ReportedNeeds:
             self._set_row(name, row)
         self._changed.clear()
 
-    def note(self, name: str, report: HostReport | None) -> None:
+    def note(self, name: str, report: HostReport | None, is_told: bool = False) -> None:
         """Note what a host reports.
 
         :param report: None if nothing has changed since its last one.
+        :param is_told: it was told by the storage node that has heard it, and writes it.
         """
         now = self._clock()
         with self._lock:
@@ -117,6 +118,10 @@ class ReportedNeeds:
                 self._changed[name] = None
             self._set_row(name, _Row(Needs.UNREADABLE) if report.needs is None
                           else _Row(Needs.NAMED, report.needs))
+            if is_told:
+                # What the database has by then is for that node to know.
+                self._changed.pop(name, None)
+                self._rows.pop(name, None)
             self._bound()
 
     def _set_row(self, name: str, row: _Row) -> None:
@@ -175,6 +180,12 @@ class ReportedNeeds:
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
             return any(self._hosts[name].seen >= oldest for name in self._need_any)
+
+    def of(self, name: str, image_ids: Collection[str]) -> tuple[str, ...]:
+        """Return those of some images whose bases a host has named."""
+        with self._lock:
+            host = self._hosts.get(name)
+            return () if host is None else tuple(sorted(host.row.images.intersection(image_ids)))
 
     def hosts(self, image_id: str) -> list[str]:
         """Return the hosts that said so last, by name, and those that name too many to remember.

@@ -41,6 +41,8 @@ class FileKind(enum.StrEnum):
 
 
 _FILES = (FileKind.BASE, FileKind.CACHE_IMAGE, FileKind.DIFFERENCE)
+# Of an image that another node takes over: what it has then, and what is of no more use.
+_IN_CEPH, _OVER = (FileKind.CLONE, FileKind.COPY), (FileKind.SERVER, FileKind.TRIAL)
 # A request whose answer was lost, or whose client was killed, has come to its end by then.
 _LATE_SECONDS = 600
 
@@ -155,6 +157,28 @@ class NodeFiles:
             connection.execute(sa.update(FileRow).where(*mine, *which).values(
                 state=FileState.RETIRING.value))
 
+    def take_over(self, connection: sa.Connection, image_id: str, node_id: int) -> None:
+        """Write that this node has what another one has made of an image elsewhere than on its own
+        disk; in the transaction by which it takes the image over.
+
+        Its servers of profile boots are over. What is on its disk stays the other node's.
+
+        :param node_id: of the other node's row.
+        """
+        theirs = FileRow.node_id == node_id, FileRow.image_id == image_id
+        connection.execute(sa.update(FileRow).where(
+            *theirs, FileRow.kind.in_(_OVER)).values(
+                node_id=self._node_id, state=FileState.RETIRING.value))
+        connection.execute(sa.update(FileRow).where(
+            *theirs, FileRow.kind.in_(_IN_CEPH)).values(node_id=self._node_id))
+
+    @staticmethod
+    def retire_everywhere(connection: sa.Connection, image_id: str) -> None:
+        """Write that all that any node has of an image is to be removed; in the transaction in
+        which its row goes."""
+        connection.execute(sa.update(FileRow).where(FileRow.image_id == image_id).values(
+            state=FileState.RETIRING.value))
+
     def change(self, image_id: str, ready: Collection[str] = (),
                retiring: Collection[str] = ()) -> None:
         """Write what there is from now on of things that no image's row names.
@@ -211,6 +235,25 @@ class NodeFiles:
                          found.name)
         if failed is not None:
             raise failed
+
+    def retire(self, image_id: str) -> None:
+        """Have the files of an image that another node works on be removed.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
+            FileRow.node_id == self._node_id, FileRow.image_id == image_id,
+            FileRow.kind.in_(_FILES)).values(state=FileState.RETIRING.value)))
+
+    def images_with_files(self) -> set[str]:
+        """Return the images of which this node has files that are not to be removed.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        return set(self._database.read(lambda connection: connection.execute(
+            sa.select(FileRow.image_id).where(
+                FileRow.node_id == self._node_id, FileRow.kind.in_(_FILES),
+                FileRow.state != FileState.RETIRING.value).distinct()).scalars().all()))
 
     def named(self, kind: FileKind, *states: FileState) -> dict[str, str]:
         """Return the images of things of a kind, by the things' names.

@@ -24,11 +24,22 @@ class WarmRequests:
         self._database = database
         self._lock = threading.Lock()  # guards what is below
         # When each was asked for, in seconds since the epoch.
-        self._requested: dict[Key, float] = {
-            (row.image_id, row.aggregate): row.requested_at for row in database.read(
-                lambda connection: connection.execute(sa.select(WarmRequestRow.__table__)).all())}
+        self._requested: dict[Key, float] = {}
         # Those that are over, and rows still.
         self._over: set[tuple[str, str, float]] = set()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read all of them: one may have been written by another storage node.
+
+        :raises DatabaseAway: if they cannot be read.
+        """
+        rows = self._database.read(
+            lambda connection: connection.execute(sa.select(WarmRequestRow.__table__)).all())
+        with self._lock:
+            self._requested.update({
+                (row.image_id, row.aggregate): row.requested_at for row in rows
+                if (row.image_id, row.aggregate, row.requested_at) not in self._over})
 
     def all(self) -> list[Key]:
         """Return the requests, the oldest first."""

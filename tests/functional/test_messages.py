@@ -70,6 +70,7 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes.commands import NodeCommands
 from glance_bootcache.rpc import validation
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
@@ -185,7 +186,8 @@ def manager(conf):
     server = validation.get_server(get_transport(conf), 'storage',
                                    Endpoints(*parts, Unheard(manager.calls), manager.rejected,
                                              Neighbour(manager, ExchangeOffers),
-                                             Neighbour(manager, SnapshotJobs), metrics),
+                                             Neighbour(manager, SnapshotJobs), metrics,
+                                             Neighbour(manager, NodeCommands)),
                                    manager.rejected, metrics)
     server.start()
     yield manager

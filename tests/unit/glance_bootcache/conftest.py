@@ -34,6 +34,8 @@ from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes.commands import NodeCommands
+from glance_bootcache.nodes.membership import Membership
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -164,7 +166,8 @@ def made_house(storage_conf, no_qemu, database):
             house.endpoints = Sender(Endpoints(
                 house.controller, house.hosts, house.table, house.operators, house.warming,
                 house.needs, house.rejected,
-                house.offers, fakes_manager.FakeSnapshots(), house.metrics), house.rejected,
+                house.offers, fakes_manager.FakeSnapshots(), house.metrics,
+                NodeCommands(database, Membership(1), house.store)), house.rejected,
                 house.metrics)
             if has_hosts:
                 house.controller.host_reported()

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from bootcache.exception import ConfigurationError
 from bootcache.manifest import Manifest
 from glance_bootcache.db import conf as db_conf
-from glance_bootcache.db import node
 from glance_bootcache.db.engine import Database
 from glance_bootcache.db.models import StorageNodeRow
-from glance_bootcache.db.node import StorageNode
+from glance_bootcache.nodes import node
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.store import ImageStore
 

@@ -91,6 +91,8 @@ class ReportedNeeds:
         self._named = 0
         # Rows as they are in the database. One that was to be written and maybe was is left out.
         self._rows = database.read(_read)
+        # Whether other storage nodes write rows, too: what the database has is not known then.
+        self._are_several = False
         # Hosts of which the rows are others, the one that waits for longest first.
         self._changed: dict[str, None] = {}
         for name, row in self._rows.items():
@@ -119,9 +121,8 @@ class ReportedNeeds:
             self._set_row(name, _Row(Needs.UNREADABLE) if report.needs is None
                           else _Row(Needs.NAMED, report.needs))
             if is_told:
-                # What the database has by then is for that node to know.
+                self._are_several = True
                 self._changed.pop(name, None)
-                self._rows.pop(name, None)
             self._bound()
 
     def _set_row(self, name: str, row: _Row) -> None:
@@ -258,7 +259,8 @@ class ReportedNeeds:
                 if count >= _MOST_WRITTEN and not at_once:
                     break
                 rows[name] = row = self._hosts[name].row if name in self._hosts else None
-                were[name] = was = self._rows.pop(name, None)
+                was = self._rows.pop(name, None)
+                were[name] = was = None if self._are_several else was
                 count += 1 + len((row or _NONE).images ^ (was or _NONE).images)
 
         def written() -> None:

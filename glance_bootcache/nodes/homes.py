@@ -13,7 +13,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, savefile
 from bootcache.ceph import places
-from bootcache.manifest import Manifest
+from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import NO_IMAGE
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db.models import NodeWish
@@ -29,9 +29,9 @@ from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
-# Of a drained node, or one that is out, this node takes over so many images in a round: it gets a
-# base for each.
-_MOST_TAKEN = 4
+# Without being asked this node takes over images while so many of its own wait for their base:
+# servers that boot from another one would wait for all of these.
+_MOST_WAITING = 4
 # Between looks at what this node has of images that have another home.
 _GIVE_UP_SECONDS = 10.0
 
@@ -104,14 +104,14 @@ class Homes:
 
     def _base_here(self, record: Manifest) -> str:
         """Return by which path this node has the base that another one has looked at; empty if it
-        has not: the clone in Ceph, or the file of that inode, change and size, as on NFS."""
+        has not: the clone in Ceph, or Glance's file of that inode, change and size, as on NFS. What
+        the other one has in its own directory is that one's to remove."""
         made = record.made
         if not made.base_path or places.is_clone(made.base_path):
             return made.base_path
         if made.base_file is None:
             return ''
-        for path in (made.base_path, *(os.path.join(directory, record.image_id)
-                                       for directory in self._store_dirs)):
+        for path in (os.path.join(directory, record.image_id) for directory in self._store_dirs):
             if savefile.signature(path) == made.base_file and os.access(path, os.R_OK):
                 return path
         return ''
@@ -151,7 +151,10 @@ class Homes:
         share = takers.index(self._membership.own) if self._membership.own in takers else 0
         images = [image_id for image_id in sorted(homes) if homes[image_id] in leaving]
         mine = images[share::max(1, len(takers))]
-        return [(image_id, homes[image_id]) for image_id in mine[:_MOST_TAKEN]]
+        waiting = sum(record.standing is Standing.WANTED and not record.made.base_path
+                      for record in self._store.manifests())
+        return [(image_id, homes[image_id])
+                for image_id in mine[:max(0, _MOST_WAITING - waiting)]]
 
 
 def _loses_all(node: Node, are_most_away: bool) -> bool:

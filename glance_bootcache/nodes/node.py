@@ -4,6 +4,7 @@ well.
 So a database that is empty, or an older state of the one that was used, is told from the right one.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -16,7 +17,7 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from bootcache import savefile
-from bootcache.exception import ConfigurationError
+from bootcache.exception import ConfigurationError, DatabaseAway
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
@@ -141,6 +142,9 @@ class StorageNode:
         """
         self._replaced, self._fault, self._told = replaced, fault, told
         self._membership = membership
+        # Who the others are is known before anything is answered.
+        with contextlib.suppress(DatabaseAway):
+            self.beat()
         self._thread.start()
 
     def stop(self) -> None:

@@ -186,7 +186,7 @@ class StorageService:
                       ReportedBoots(conf, store, exporter, controller, running, tiers), hosts,
                       Operators(store, tiers, controller, running, retiring, hosts,
                                 offers.given), warming, needs,
-                      rejected, offers, snapshots, metrics), rejected, metrics)
+                      rejected, offers, snapshots, metrics), rejected, metrics, needs.count())
         server.start()
         self._started += [server, listener, events]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)

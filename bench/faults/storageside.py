@@ -248,10 +248,10 @@ class StorageSide:
         the real one."""
         real = validation.get_server
 
-        def make(transport_: Any, name: str, endpoints: Any, rejected: Any, metrics: Any) -> Any:
+        def make(transport_: Any, name: str, endpoints: Any, rejected: Any, *more: Any) -> Any:
             self._endpoints = endpoints
             return bus.Server(directory, _Dispatcher(endpoints, rejected)) if directory \
-                else real(transport_, name, endpoints, rejected, metrics)
+                else real(transport_, name, endpoints, rejected, *more)
         return validation, 'get_server', make
 
     def look(self, image_id: str) -> None:

@@ -139,12 +139,13 @@ def _cost(arguments: Any) -> float:
 
 
 def get_server(bus: messaging.Transport, name: str, endpoints: object,
-               rejected: RejectedMessages, metrics: ServiceMetrics) -> Any:
+               rejected: RejectedMessages, metrics: ServiceMetrics, hosts: int = 0) -> Any:
     """Return the storage service's RPC server, not started yet.
 
     :param bus: as of :func:`bootcache.rpc.transport.get_transport`.
     :param name: of this server on the message bus.
     :param endpoints: have a method for each of ``MESSAGES``.
+    :param hosts: as of ``RateLimiter``.
     """
     if _RABBIT in bus.conf:
         # What the threads have not come to waits there, and not in this process.
@@ -152,8 +153,8 @@ def get_server(bus: messaging.Transport, name: str, endpoints: object,
 
     def server_class(bus: Any, target: Any, dispatcher: Any, executor: Any) -> Any:
         return rpc_server.RPCServer(
-            bus, target, ValidatingDispatcher(dispatcher, rejected, RateLimiter(), metrics),
-            executor)
+            bus, target, ValidatingDispatcher(dispatcher, rejected, RateLimiter(hosts=hosts),
+                                              metrics), executor)
 
     return messaging.get_rpc_server(bus, transport.target(server=name), [endpoints],
                                     executor='threading', server_cls=server_class)

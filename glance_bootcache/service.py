@@ -202,7 +202,7 @@ class StorageService:
             needs, rejected, offers, snapshots, metrics,
             NodeCommands(database, membership, store), routing)
         server = validation.get_server(bus_transport, conf.host, endpoints, rejected, metrics,
-                                       routing)
+                                       needs.count(), routing)
         server.start()
         self._started += [server, listener, events]
         if routing is not ALONE:
@@ -210,7 +210,7 @@ class StorageService:
                 store, homes, membership, controller, exporter, tiers, orders, records,
                 lambda number: node_rows.forget(database, number))
             for_nodes = validation.get_server(bus_transport, conf.host, endpoints, rejected,
-                                              metrics, routing, for_nodes=True)
+                                              metrics, nodes=routing, for_nodes=True)
             for_nodes.start()
             home_upkeep.start()
             self._started += [for_nodes, home_upkeep]

@@ -170,6 +170,10 @@ class ReportedNeeds:
                         len(self._hosts[most].row.images), _MOST_NAMED)
             self._set_row(most, _Row(Needs.TOO_MANY))
 
+    def count(self) -> int:
+        """Return how many hosts are known."""
+        return len(self._hosts)
+
     def needed(self, image_id: str) -> bool:
         """Return whether a host needs an image's base, or may do so.
 

@@ -25,6 +25,9 @@ MOST_OF_ALL = 56
 # What the senders of the last minutes may send together: all hosts of a cloud that begins.
 NEW_RATE = 200.0
 NEW_BURST = 4000.0
+# And so much for each host that is known: after a start of the service all of them are new, and
+# each is asked for its report anew, which makes two messages within the minute.
+KNOWN_RATE = 3 / 60
 MOST_NEW_AT_ONCE = 48
 ESTABLISHED_SECONDS = 600
 # A sender that is silent for so long is a new one again.
@@ -81,13 +84,15 @@ class RateLimiter:
     """Bounds what each sender sends, and what all new ones send together.
 
     :param clock: monotonic seconds.
+    :param hosts: compute hosts that are known as the service starts.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, clock: Callable[[], float] = time.monotonic, hosts: int = 0):
         self._clock = clock
         self._lock = threading.Lock()  # guards what is below; nothing is called under it
         now = clock()
-        self._newcomers = _Share(TokenBucket(NEW_RATE, NEW_BURST, now), MOST_NEW_AT_ONCE, now)
+        self._newcomers = _Share(TokenBucket(NEW_RATE + KNOWN_RATE * hosts, NEW_BURST, now),
+                                 MOST_NEW_AT_ONCE, now)
         self._in_hand = 0
         self._new = self._table()
         self._established = self._table()

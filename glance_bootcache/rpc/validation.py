@@ -156,13 +156,14 @@ def _cost(arguments: Any) -> float:
 
 
 def get_server(bus: messaging.Transport, name: str, endpoints: object,
-               rejected: RejectedMessages, metrics: ServiceMetrics, nodes: Alone = ALONE,
-               for_nodes: bool = False) -> Any:
+               rejected: RejectedMessages, metrics: ServiceMetrics, hosts: int = 0,
+               nodes: Alone = ALONE, for_nodes: bool = False) -> Any:
     """Return an RPC server of the storage service, not started yet.
 
     :param bus: as of :func:`bootcache.rpc.transport.get_transport`.
     :param name: of this server on the message bus.
     :param endpoints: have a method for each of ``MESSAGES``.
+    :param hosts: as of ``RateLimiter``.
     :param nodes: answers what another storage node is to answer.
     :param for_nodes: whether it takes what other storage nodes hand on, and not what hosts send.
     """
@@ -173,8 +174,8 @@ def get_server(bus: messaging.Transport, name: str, endpoints: object,
     def server_class(bus: Any, target: Any, dispatcher: Any, executor: Any) -> Any:
         return rpc_server.RPCServer(
             bus, target, ValidatingDispatcher(
-                dispatcher, rejected, None if for_nodes else RateLimiter(), metrics, nodes),
-            executor)
+                dispatcher, rejected, None if for_nodes else RateLimiter(hosts=hosts), metrics,
+                nodes), executor)
 
     where = routing.target if for_nodes else transport.target
     return messaging.get_rpc_server(bus, where(server=name), [endpoints],

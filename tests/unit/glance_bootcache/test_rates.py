@@ -48,6 +48,24 @@ def test_one_sender_is_bounded_at_once_and_by_the_second(known, clock):
     assert sends(known, 'liar', 10_000) == 5 * ratelimit.RATE
 
 
+@pytest.mark.parametrize('hosts', [0, 1000, 20_000])
+def test_all_known_hosts_report_twice_in_the_minute_after_a_start(clock, hosts):
+    """They are new to the process, which asks each for its report anew."""
+    limiter = RateLimiter(clock, hosts=hosts)
+    for number in range(hosts):
+        clock.now += 60 / hosts
+        assert sends(limiter, f'process {number}', 2) == 2
+
+
+def test_known_hosts_raise_the_bound_and_do_not_take_it_away(clock):
+    limiter = RateLimiter(clock, hosts=10_000)
+    assert sum(sends(limiter, f'made up {number}') for number in range(10_000)) \
+        == ratelimit.NEW_BURST
+    clock.now += 1
+    assert sum(sends(limiter, f'other {number}') for number in range(10_000)) \
+        == ratelimit.NEW_RATE + 10_000 * ratelimit.KNOWN_RATE
+
+
 def test_a_flood_costs_the_others_nothing(known, clock):
     for _second in range(60):
         sends(known, 'liar', 2000)

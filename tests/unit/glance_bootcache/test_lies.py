@@ -142,7 +142,8 @@ def test_an_answer_is_read_as_it_was_sent_and_what_is_new_is_ignored(method, ans
 
 @pytest.mark.parametrize('method, wrong', [
     ('report_holdings', None), ('report_holdings', [IMAGE]), ('report_holdings', {'drop': ['x']}),
-    ('report_holdings', {'resend': 1}), ('report_holdings', {'moved': ['x']}), ('serve_stored', {}), ('serve_stored', 'no'),
+    ('report_holdings', {'resend': 1}), ('report_holdings', {'moved': ['x']}),
+    ('serve_stored', {}), ('serve_stored', 'no'),
     ('serve_stored', {'settle': True, 'server': ['a']}),
     ('serve_stored', {'settle': True, 'stored_bytes': -1}),
     ('finish_snapshot', {'url': 'x'}), ('finish_snapshot', {'url': 'a://' + 'x' * 1001}),

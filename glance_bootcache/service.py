@@ -208,7 +208,7 @@ class StorageService:
         if routing is not ALONE:
             home_upkeep = HomeUpkeep(
                 store, homes, membership, controller, exporter, tiers, orders, records,
-                lambda number: node_rows.forget(database, number))
+                lambda number: node_rows.forget(database, number, node.id))
             for_nodes = validation.get_server(bus_transport, conf.host, endpoints, rejected,
                                               metrics, nodes=routing, for_nodes=True)
             for_nodes.start()
@@ -220,6 +220,9 @@ class StorageService:
         """Return this node and its images, as the database has them; nothing is under way yet."""
         state_dir = self._conf[bootcache_conf.GROUP].state_dir
         node = StorageNode(database, os.path.join(state_dir, 'node.json'), self._conf.host)
+        if database.file is not None:
+            # Others cannot work with it.
+            node_rows.take_all(database, node.id)
         store = ImageStore(state_dir, database, node.id, lambda: not node.is_restored)
         store.retire_left()
         if unnamed := store.files.unnamed():

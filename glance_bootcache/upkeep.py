@@ -145,8 +145,7 @@ class ServiceUpkeep:
 
         :raises DatabaseAway: if the database does not answer, or does not have a row any more.
         """
-        for image_id in self._store.refresh():
-            self._controller.queue.add(image_id)
+        self._store.refresh(self._controller.queue.add)
 
     def sweep(self) -> None:
         """Compare Glance's images with those that are known, once in an hour.

@@ -54,8 +54,8 @@ class _WishCommand(Listing):
 class NodeDrain(_WishCommand):
     """Have other storage nodes take over all images of these, which get no new ones.
 
-    It is over when "bootcache node list" shows 0 images; hosts that read from it go to the others by
-    themselves. glance-bootcache can be stopped there then.
+    It is over when "bootcache node list" shows 0 images; hosts that read from it go to the others
+    by themselves. glance-bootcache can be stopped there then.
     """
 
     wish = 'drained'
@@ -68,8 +68,8 @@ class NodeResume(_WishCommand):
 
 
 class NodeForget(_WishCommand):
-    """Forget storage nodes that are gone for good: others take over all of their images at once, and
-    what was not finished of snapshots is removed.
+    """Forget storage nodes that are gone for good: others take over all of their images at once,
+    and what was not finished of snapshots is removed.
 
     It is refused of one that works. One that comes back is a node as any other.
     """

@@ -7,7 +7,7 @@ No node is elected, and none waits for another: a row is taken over by one condi
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from oslo_log import log as logging
 
@@ -149,7 +149,9 @@ class Homes:
         takers = [node.record.number for node in nodes if node.takes_images]
         # Each taker has its own share, so that they do not run after the same ones.
         share = takers.index(self._membership.own) if self._membership.own in takers else 0
-        images = [image_id for image_id in sorted(homes) if homes[image_id] in leaving]
+        images = [image_id for image_id in sorted(homes) if homes[image_id] in leaving
+                  and (record := self._store.anywhere(image_id)) is not None
+                  and policy.can_be_taken_over(record)]
         mine = images[share::max(1, len(takers))]
         waiting = sum(record.standing is Standing.WANTED and not record.made.base_path
                       for record in self._store.manifests())
@@ -168,12 +170,13 @@ def _named(node: Node | None) -> str:
 class HomeUpkeep:
     """Follows what other nodes write, takes over what is due, and gives up what has moved.
 
-    :param forget: removes the rows of a node that is gone for good, when nothing names it.
+    :param forget: removes the rows of a node that is gone for good, unless something names it;
+        tells whether it did.
     """
 
     def __init__(self, store: ImageStore, homes: Homes, membership: Membership,
                  controller: Controller, exporters: Exporters, tiers: StorageTiers, orders: Orders,
-                 records: Records, forget: Callable[[int], None],
+                 records: Records, forget: Callable[[int], bool],
                  clock: Callable[[], float] = time.monotonic):
         self._store = store
         self._homes = homes
@@ -221,11 +224,7 @@ class HomeUpkeep:
 
     def _follow(self) -> None:
         self._orders.refresh()
-        self._look_at(self._store.refresh())
-
-    def _look_at(self, image_ids: Iterable[str]) -> None:
-        for image_id in image_ids:
-            self._controller.queue.add(image_id)
+        self._store.refresh(self._controller.queue.add)
 
     def _take_over(self) -> None:
         for image_id, home in self._homes.due():
@@ -234,8 +233,7 @@ class HomeUpkeep:
         homes = set(self._store.homes().values())
         for node in self._leaving():
             if node.record.wish is NodeWish.FORGOTTEN and node.state is not NodeState.UP \
-                    and node.record.number not in homes:
-                self._forget(node.record.number)
+                    and node.record.number not in homes and self._forget(node.record.number):
                 LOG.info('the storage node %s is forgotten', node.record.name)
 
     def _adopt(self) -> None:
@@ -261,6 +259,8 @@ class HomeUpkeep:
         with_files = self._store.files.images_with_files()
         for image_id in sorted(here | with_files):
             home, record = self._store.home(image_id), self._store.anywhere(image_id)
+            if home == self._membership.own and image_id in with_files:
+                self._store.retire_unnamed(image_id)
             if home is None or home == self._membership.own or record is None:
                 # What no row names is served on.
                 continue

@@ -17,7 +17,7 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from bootcache import savefile
-from bootcache.exception import ConfigurationError, DatabaseAway
+from bootcache.exception import ConfigurationError
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
@@ -31,6 +31,7 @@ from glance_bootcache.db.models import (
     StorageNodeRow,
 )
 from glance_bootcache.nodes.membership import Membership, NodeRecord
+from glance_bootcache.storage.nodefiles import ON_DISK
 
 LOG = logging.getLogger(__name__)
 
@@ -142,8 +143,8 @@ class StorageNode:
         """
         self._replaced, self._fault, self._told = replaced, fault, told
         self._membership = membership
-        # Who the others are is known before anything is answered.
-        with contextlib.suppress(DatabaseAway):
+        # Who the others are is known before anything is answered. What fails is told of the next.
+        with contextlib.suppress(Exception):
             self.beat()
         self._thread.start()
 
@@ -263,21 +264,44 @@ def wish(database: Database, name: str, wanted: NodeWish | None) -> bool:
     return database.write(change)
 
 
-def forget(database: Database, number: int) -> None:
-    """Remove the row of a node that is gone for good, on whose images another one works by now.
+def forget(database: Database, number: int, own: int) -> bool:
+    """Remove the row of a node that is gone for good, on whose images others work by now.
 
+    What it was to remove in Ceph, Glance and Nova this node removes.
+
+    :param own: number of this node's row.
+    :returns: False while something of it is left.
     :raises DatabaseAway: if the database does not answer.
     """
-    def remove(connection: sa.Connection) -> None:
+    def remove(connection: sa.Connection) -> bool:
         named = sa.exists().where(ImageRow.node_id == number) | sa.exists().where(
             SnapshotRow.node_id == number)
         if connection.execute(sa.select(StorageNodeRow.id).where(
                 StorageNodeRow.id == number, ~named)).first() is None:
-            return
-        connection.execute(sa.delete(FileRow).where(FileRow.node_id == number))
+            return False
+        connection.execute(sa.delete(FileRow).where(
+            FileRow.node_id == number, FileRow.kind.in_(ON_DISK)))
+        connection.execute(sa.update(FileRow).where(FileRow.node_id == number).values(
+            node_id=own, state=FileState.RETIRING.value))
         connection.execute(sa.delete(StorageNodeRow).where(StorageNodeRow.id == number))
+        return True
 
-    database.write(remove)
+    return database.write(remove)
+
+
+def take_all(database: Database, own: int) -> None:
+    """Have all that rows of other nodes have be this one's, which is the only one: node.json was
+    lost, and it has another name.
+
+    :param own: number of this node's row.
+    :raises DatabaseAway: if it cannot be written.
+    """
+    def take(connection: sa.Connection) -> None:
+        for model in (ImageRow, SnapshotRow, FileRow):
+            connection.execute(sa.update(model).where(model.node_id != own).values(node_id=own))
+        connection.execute(sa.delete(StorageNodeRow).where(StorageNodeRow.id != own))
+
+    database.write(take)
 
 
 def _check_alone(database: Database, own: str, name: str, expected: int,

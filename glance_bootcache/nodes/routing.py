@@ -6,6 +6,7 @@ and counted by another node. It is handed on once.
 
 import threading
 import time
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,14 +19,17 @@ from bootcache.rpc.fields import plain
 from bootcache.rpc.messages import (
     SENDER,
     BootAction,
+    ForgetHost,
+    HoldSlot,
     ImageRegistered,
     Message,
     PlanBoot,
     ReportHoldings,
+    TakeSlot,
 )
 from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache.nodes.homes import Homes, NodeAway
-from glance_bootcache.nodes.membership import Membership
+from glance_bootcache.nodes.membership import Membership, NodeState
 from glance_bootcache.snapshots.records import Records
 
 LOG = logging.getLogger(__name__)
@@ -39,6 +43,8 @@ _ANSWER_SECONDS = 3.0
 _MOST_AT_ONCE = 16
 _SILENT_CALLS, _SILENCE_SECONDS = 2, 5.0
 _MOST_NODES = 1000
+# What all nodes are told.
+_TOLD = ReportHoldings, ForgetHost
 
 # What ``Routing.answer`` returns of a message that this node answers itself.
 HERE = object()
@@ -60,7 +66,8 @@ class Alone:
         """Return no images."""
         return frozenset()
 
-    def tell_others(self, message: ReportHoldings, context: Mapping[str, Any]) -> None:
+    def tell_others(self, message: ReportHoldings | ForgetHost, context: Mapping[str, Any]
+                    ) -> None:
         """Tell nobody."""
 
 
@@ -93,6 +100,9 @@ class Routing(Alone):
         """
         if not self._membership.are_several:
             return HERE
+        if isinstance(message, _TOLD) and context.get(NODE) == self._own:
+            # What this node has told all comes to itself, too.
+            return None
         try:
             name = self._node_for(message)
             if name is None:
@@ -119,9 +129,20 @@ class Routing(Alone):
             if number is not None:
                 return None
         image_id = getattr(message, 'image_id', None)
+        if isinstance(message, (TakeSlot, HoldSlot)):
+            return self._node_of_slots(message.host)
         # Of an image that Glance imports nobody else knows yet, or its home looks at its row.
         return None if image_id is None or isinstance(message, ImageRegistered) \
             else self._homes.route(image_id)
+
+    def _node_of_slots(self, host: str) -> str | None:
+        """Return the name of the node that has a host's slot: each time the same one, while the
+        same nodes work."""
+        names = [node.record.name for node in self._membership.nodes()
+                 if node.state is NodeState.UP]
+        name = max(names, key=lambda name: zlib.crc32(f'{name} {host}'.encode()),
+                   default=self._own)
+        return None if name == self._own else name
 
     def _hand_on(self, message: Message[Any], context: Mapping[str, Any], name: str) -> Any:
         breaker = self._breaker(name)
@@ -156,8 +177,9 @@ class Routing(Alone):
         """Return the images that have got another home since hosts heard of theirs."""
         return self._homes.moved()
 
-    def tell_others(self, message: ReportHoldings, context: Mapping[str, Any]) -> None:
-        """Tell all other nodes what a host has reported here; nobody waits for it."""
+    def tell_others(self, message: ReportHoldings | ForgetHost, context: Mapping[str, Any]
+                    ) -> None:
+        """Tell all other nodes what was said here of a host; nobody waits for it."""
         if not self._membership.are_several or NODE in context:
             return
         try:
@@ -175,5 +197,6 @@ def _raised_there(error: messaging.RemoteError) -> exception.BootcacheError:
     if error.exc_type == exception.RequestRefused.__name__:
         return exception.RequestRefused(value)
     if error.exc_type == exception.MessageRefused.__name__:
-        return exception.MessageRefused('message', value)
+        field, _colon, why = value.partition(': ')
+        return exception.MessageRefused(field, why)
     return exception.BootcacheError(value)

@@ -86,7 +86,8 @@ def _files(directory: str) -> Iterator[str]:
         for image in images:
             if not image.is_dir(follow_symlinks=False):
                 continue
-            with os.scandir(image.path) as files:
+            # Files are removed meanwhile, and directories with them.
+            with contextlib.suppress(FileNotFoundError), os.scandir(image.path) as files:
                 for file in files:
                     if file.is_file(follow_symlinks=False) and file.stat().st_size >= _BLOCK:
                         yield file.path

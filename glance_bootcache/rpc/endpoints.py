@@ -175,7 +175,9 @@ class Endpoints:
 
     def forget_host(self, ctxt: Any, message: messages.ForgetHost) -> bool:
         """An operator says that a host is gone for good."""
-        return self._needs.forget(message.host)
+        is_known = self._needs.forget(message.host)
+        self._routing.tell_others(message, ctxt)
+        return is_known
 
     def list_nodes(self, ctxt: Any, message: messages.ListNodes) -> list[dict[str, Any]]:
         """An operator looks at the storage nodes."""

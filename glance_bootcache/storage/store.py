@@ -405,10 +405,22 @@ class ImageStore:
             self._moved[image_id] = time.monotonic()
         self._held = {**self._held, image_id: row}
 
-    def refresh(self) -> list[str]:
+    def retire_unnamed(self, image_id: str) -> None:
+        """Have files of an image be removed that were its row's before another node worked on it,
+        if this node has its base otherwise.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        record = self.known(image_id)
+        if record is not None and record.made.base_path:
+            names = nodefiles.named(record, self.directory(image_id))
+            self.files.retire_all_but(image_id, names)
+
+    def refresh(self, changed: Callable[[str], object] = lambda image_id: None) -> list[str]:
         """Read rows again that are not as in memory: another node may have written them, or the
         answer to a commit was lost.
 
+        :param changed: called with each of their images, also where another one fails.
         :returns: their images.
         :raises DatabaseAway: if the database does not answer.
         :raises DatabaseUnusable: if it has a row no more, or one that cannot be read; all others
@@ -424,6 +436,7 @@ class ImageStore:
         for image_id in others:
             try:
                 self._read_again(image_id)
+                changed(image_id)
             except DatabaseUnusable as error:
                 failed = error
         if failed is not None:

@@ -189,6 +189,11 @@ class Warming:
 
     def _manifest(self, job: WarmJob) -> Manifest | None:
         """Return the manifest of a job's image; the job ends if no host can be warmed for that."""
+        if not self._is_here((job.image_id, job.aggregate)):
+            # Its request is another storage node's to follow.
+            with self._lock:
+                self._jobs.pop((job.image_id, job.aggregate), None)
+            return None
         manifest = self._store.load(job.image_id)
         reason = warmjobs.why_not_warm(job.image_id, manifest)
         if not reason:

@@ -22,6 +22,8 @@ class WarmRequests:
 
     def __init__(self, database: Database):
         self._database = database
+        # Held over the transaction in which requests are added: see glance_bootcache/locks.py.
+        self._adding = threading.Lock()
         self._lock = threading.Lock()  # guards what is below
         # When each was asked for, in seconds since the epoch.
         self._requested: dict[Key, float] = {}
@@ -34,12 +36,14 @@ class WarmRequests:
 
         :raises DatabaseAway: if they cannot be read.
         """
-        rows = self._database.read(
-            lambda connection: connection.execute(sa.select(WarmRequestRow.__table__)).all())
-        with self._lock:
-            self._requested.update({
-                (row.image_id, row.aggregate): row.requested_at for row in rows
-                if (row.image_id, row.aggregate, row.requested_at) not in self._over})
+        # None is added meanwhile.
+        with self._adding:
+            rows = self._database.read(
+                lambda connection: connection.execute(sa.select(WarmRequestRow.__table__)).all())
+            with self._lock:
+                self._requested = {
+                    (row.image_id, row.aggregate): row.requested_at for row in rows
+                    if (row.image_id, row.aggregate, row.requested_at) not in self._over}
 
     def all(self) -> list[Key]:
         """Return the requests, the oldest first."""
@@ -52,10 +56,12 @@ class WarmRequests:
         :raises DatabaseAway: if that cannot be done; none counts then.
         """
         now = time.time()
-        self._database.write(lambda connection: upsert(connection, WarmRequestRow, [
-            {'image_id': image_id, 'aggregate': name, 'requested_at': now} for name in aggregates]))
-        with self._lock:
-            self._requested.update({(image_id, name): now for name in aggregates})
+        with self._adding:
+            self._database.write(lambda connection: upsert(connection, WarmRequestRow, [
+                {'image_id': image_id, 'aggregate': name, 'requested_at': now}
+                for name in aggregates]))
+            with self._lock:
+                self._requested.update({(image_id, name): now for name in aggregates})
 
     def end(self, keys: Collection[Key]) -> None:
         """Note which are over; their rows go later."""

@@ -198,7 +198,6 @@ def test_a_state_that_counts_further_than_the_file_is_another_one_as_well(databa
     database.close()
 
 
-@pytest.mark.xfail(strict=True, reason='the first beat is the start\'s own, which it ends')
 def test_an_error_of_a_driver_does_not_end_the_beats(database, path, monkeypatch):
     first, beaten, errors = StorageNode(database, path, 'one', no_sleep), threading.Event(), []
     beat = first.beat
@@ -451,8 +450,8 @@ def test_a_node_that_nothing_names_is_forgotten_with_its_row(shared, path):
     """What is named is in test_homes.py."""
     one = StorageNode(shared, path, 'one', no_sleep)
     two = StorageNode(shared, f'{path}.two', 'two', no_sleep)
-    node.forget(shared, two.id)
-    node.forget(shared, two.id)
+    node.forget(shared, two.id, one.id)
+    node.forget(shared, two.id, one.id)
     assert not two.beat() and one.beat()
     assert node.number(shared, f'{path}.two') is None
     # It comes back as a new one, that removes nothing.

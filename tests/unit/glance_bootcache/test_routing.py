@@ -478,8 +478,6 @@ def test_what_another_node_has_heard_is_known_here_and_written_there(house, data
     assert not direct(ReportHoldings('host', None, 8), {SENDER: TOKEN})['resend']
 
 
-@pytest.mark.xfail(strict=True, reason='a fanout comes to its sender, too, which leaves the writing'
-                                       ' to itself then')
 def test_what_a_node_tells_the_others_it_writes_itself(house, database, storage_conf):
     """By oslo.messaging's bus in memory, which has one thread for what comes in."""
     conffixture.ConfFixture(storage_conf)

@@ -117,7 +117,6 @@ def test_a_file_that_goes_meanwhile_is_no_fault(images, monkeypatch):
     assert not os.path.exists(path)
 
 
-@pytest.mark.xfail(strict=True, reason='who looks for a file finds an error')
 def test_nor_is_an_image_s_directory(images, monkeypatch):
     """A beat is left out, and operators are told that the node is away."""
     file, scan = put(images), os.scandir

@@ -393,7 +393,6 @@ def test_what_was_begun_here_goes_on_at_the_node_that_takes_the_image_over(
         'they are not over'
 
 
-@pytest.mark.xfail(strict=True, reason='it ends as one of an image that is not known')
 def test_nor_is_it_over_before_the_requests_are_read_again(ready, elsewhere, database):
     warm(ready, 'racks')
     step(ready)
@@ -456,7 +455,6 @@ def test_a_request_that_is_over_is_not_read_again(ready, database):
     assert ready.requests.all() == [] == requested(database)
 
 
-@pytest.mark.xfail(strict=True, reason='what was read once stays, though its row is gone')
 def test_what_the_home_of_before_has_done_is_not_begun_again(ready, elsewhere, database):
     move(ready.store, elsewhere, 1)
     theirs = WarmRequests(database)

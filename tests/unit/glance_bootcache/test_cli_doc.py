@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from fakes_cli import OTHER, bases, entry_points, held, host, image, report
+from fakes_cli import OTHER, bases, entry_points, held, host, image, node, report
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / 'doc' / 'source' / 'cli.rst'
 EXAMPLES = re.findall(r'^    bootcache (.*)$', PAGE.read_text(), re.MULTILINE)
@@ -25,6 +25,7 @@ def test_every_command_has_an_example(name):
 def test_examples_run(cli, example):
     cli.api.images[OTHER] = image(OTHER)
     cli.api.hosts = [host('compute7', 1)]
+    cli.api.nodes = [node('storage2'), node('storage3')]
     cli.api.bases['compute7'] = bases(1, (OTHER, '10.0.0.5:10810', 'a-0', 1e9, None))
     cli.api.where[OTHER] = {'storage': 'disk', 'hosts': [held('compute7')], 'exchanged': [
         {'file': 'cache image', 'size': 4, 'to': 'compute7', 'way': 'exchanged', 'copied': 0,
@@ -34,7 +35,7 @@ def test_examples_run(cli, example):
     cli.time.after(2, lambda: cli.api.where[OTHER]['hosts'].clear())
     done = cli(*shlex.split(example))
     assert done.code == 0, done.err
-    assert 'compute7' in done.out or OTHER in done.out or '65536' in done.out
+    assert 'compute7' in done.out or 'storage' in done.out or OTHER in done.out or '65536' in done.out
 
 
 def test_outcomes_are_described():

@@ -39,6 +39,7 @@ from tools.ports import free_port
 # In MiB: cache images of all images, and bases of some.
 FILE_SYSTEMS = {'host': 400, **{f'disk-{number}': 192 for number in range(1, NODES + 1)}}
 _HOUR = 3600
+_REPORT_SECONDS = 5
 # Of wayguest.py's code: a call of the BIOS that waits for 0.1 s by a clock of 1024 ticks a second,
 # of which 20 guests keep a processor busy. Instead: sti; hlt; hlt, of the clock of 18.
 _WAIT = bytes.fromhex('b90100baa086b486cd15')
@@ -287,8 +288,10 @@ class NodesStage(Stage):
     def _options_of(self, name: str) -> dict[str, Any]:
         found = {**super()._options_of(name), 'transport_url': self._bus.url}
         if name == HOST:
-            # Guests are to read from nodes all the time.
-            return {**found, 'gateway_autostart': False, 'settle_delay': 24 * _HOUR}
+            # Guests are to read from nodes all the time. Each report may have the host ask for
+            # all images that have moved.
+            return {**found, 'gateway_autostart': False, 'settle_delay': 24 * _HOUR,
+                    'report_interval': _REPORT_SECONDS}
         assert self._database is not None
         return {**found, 'host': name, 'connection': self._database.url,
                 'gateway_socket': str(self.root / 'g/nbd'),

@@ -6,6 +6,7 @@ import shutil
 import types
 
 import fakes_manager
+import fakes_nodes
 import pytest
 from fakes_clock import Clock
 from fakes_rpc import Sender
@@ -248,3 +249,13 @@ def events_do_not_wait_long(monkeypatch):
 def generations_begin_at_one(monkeypatch):
     """Generations are at least the time: here it is the beginning of the epoch."""
     monkeypatch.setattr(controller_module, 'time', types.SimpleNamespace(time=lambda: 0.0))
+
+
+@pytest.fixture
+def cloud(database, tmp_path):
+    return fakes_nodes.Cloud(database, tmp_path)
+
+
+@pytest.fixture
+def numbers(cloud):
+    return cloud.numbers

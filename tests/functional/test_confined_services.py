@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +34,8 @@ print(json.dumps({
     'namespace': number(libc.unshare, 0x10000000), 'read_only': os.statvfs('/usr').f_flag & 1,
     'executable': number(libc.mprotect, ctypes.c_void_p(id(sys) & ~4095), 4096, 7),
     'personality': number(libc.personality, 8), 'devices': sorted(os.listdir('/dev')),
-    'suid': number(os.chmod, sys.argv[1], 0o4700), 'here': os.access(sys.argv[1], os.R_OK)}))
+    'suid': number(os.chmod, sys.argv[1], 0o4700), 'here': os.access(sys.argv[1], os.R_OK),
+    'tmp': os.listdir('/tmp')}))
 """
 
 
@@ -59,14 +62,16 @@ def shown(tmp_path):
 @pytest.mark.parametrize('unit', sorted(UNITS.glob('*.service')), ids=lambda unit: unit.stem)
 def test_a_service_has_what_its_unit_leaves_it(shown, unit):
     said = directives(unit)
-    found = run(f'--unit={unit}', path=shown)
+    with tempfile.NamedTemporaryFile(dir='/tmp') as others:
+        found = run(f'--unit={unit}', path=shown)
     assert (found['user'], found['group']) == (said['User'], said['Group'])
     assert found['umask'] == int(said['UMask'], 8)
     assert found['groups'] == [] and found['bounds'] == 0 and found['no_new_privs'] == 1
     assert found['unix'] == 0 and found['packet'] == errno.EAFNOSUPPORT
     assert found['read_only'] == 1 and found['personality'] == found['suid'] == errno.EPERM
-    # With a /tmp of its own it does not see the test's.
-    assert found['here'] is ('PrivateTmp' not in said)
+    # What is shown is there also where it has a /tmp of its own.
+    assert found['here'] is True
+    assert (Path(others.name).name in found['tmp']) is ('PrivateTmp' not in said)
     if 'RestrictNamespaces' in said:
         assert found['namespace'] == errno.EPERM
     if 'MemoryDenyWriteExecute' in said:

@@ -151,9 +151,6 @@ def restrict_files(service: dict[str, str]) -> None:
     if service.get("ProtectHome") == "yes":
         for place in filter(os.path.isdir, ("/home", "/run/user")):
             _mount("-t", "tmpfs", "-o", "ro,mode=000,size=1m", "tmpfs", place)
-    if service.get("PrivateTmp") == "yes":
-        for place in ("/tmp", "/var/tmp"):
-            _mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
     if service.get("PrivateDevices") == "yes":
         _own_devices()
     if service.get("ProtectControlGroups") == "yes":
@@ -227,7 +224,9 @@ def main() -> None:
     group = options.user or service.get("Group") or user
     here = os.getcwd()
     _own_mounts()
-    show(options.show, options.close)
+    # A cloud may be in one of these.
+    private = ["/tmp", "/var/tmp"] if service.get("PrivateTmp") == "yes" else []
+    show(options.show, [*options.close, *map(Path, private)])
     os.chdir(here)
     for kind, pairs in (("--bind", options.bind), ("--types=xfs", options.mount)):
         for source, _, target in (pair.partition("=") for pair in pairs):

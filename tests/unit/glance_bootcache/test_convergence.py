@@ -542,7 +542,9 @@ class Images(stateful.RuleBasedStateMachine):
             return
         assert ImageStore(f'{self.directory}/state', self.database, 1).load(image) == record
         assert image not in self.pinned or record.wished.pinned is self.pinned[image]
-        assert record.goal == '' or record.standing is Standing.WANTED, 'nothing is outstanding'
+        # What was begun of an image that Glance says not to have goes on when it has it again.
+        assert record.goal == '' or record.standing is Standing.WANTED or (
+            record.is_missing and found is None), 'nothing is outstanding'
         served = house.exporter.serving.get(image, (None, None))
         directory = house.store.directory(image)
         named = nodefiles.named(record, directory)

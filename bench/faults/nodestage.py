@@ -266,7 +266,7 @@ class NodesStage(Stage):
         """End all of it."""
         worker = self._workers.get(QEMU)
         if worker is not None and not worker.has_ended:
-            with contextlib.suppress(children.ChildError):
+            with contextlib.suppress(children.ChildError, OSError):
                 worker.call('stop', seconds=20)
         self._lift(everything=True)
         for disk in self._disks.values():

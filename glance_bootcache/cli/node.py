@@ -12,10 +12,10 @@ from glance_bootcache.cli.listing import Listing
 class NodeList(Listing):
     """List the storage nodes.
 
-    state is "up"; "away" of one that was not heard of for 20 seconds: whoever is asked for one of
-    its images takes that over; "out" after 10 minutes: all of its images are taken over. "draining"
-    and "drained" are as an operator says, with and without images that it works on still.
-    "restored" in notes: it removes no file, see bootcache-manage db accept.
+    state is "up"; "away" of a node that was not heard of for 20 seconds: others take over those of
+    its images for which they are asked; "out" after 10 minutes: others take over all of them.
+    "draining", "drained" and "forgotten" are as an operator says; a drained node works on no image
+    any more. "restored" in notes: it removes no file, see bootcache-manage db accept.
     """
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -54,8 +54,8 @@ class _WishCommand(Listing):
 class NodeDrain(_WishCommand):
     """Have other storage nodes take over all images of these, which get no new ones.
 
-    It is over when "bootcache node list" shows 0 images; hosts that read from it go to the others
-    by themselves. glance-bootcache can be stopped there then.
+    It is over when "bootcache node list" shows "drained". Hosts that read from the node go to the
+    others by themselves within some minutes; its machine can be switched off then.
     """
 
     wish = 'drained'
@@ -68,10 +68,10 @@ class NodeResume(_WishCommand):
 
 
 class NodeForget(_WishCommand):
-    """Forget storage nodes that are gone for good: others take over all of their images at once,
-    and what was not finished of snapshots is removed.
+    """Forget storage nodes that are gone for good: others take over all of their images, and remove
+    what was not finished of snapshots.
 
-    It is refused of one that works. One that comes back is a node as any other.
+    It is refused while a node works. A node leaves the list when others have its images.
     """
 
     wish = 'forgotten'

@@ -9,6 +9,7 @@ from fakes_cli import OTHER, bases, entry_points, held, host, image, node, repor
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / 'doc' / 'source' / 'cli.rst'
 EXAMPLES = re.findall(r'^    bootcache (.*)$', PAGE.read_text(), re.MULTILINE)
+OF_NODES = re.findall(r'^ +bootcache (.*)$', PAGE.with_name('nodes.rst').read_text(), re.MULTILINE)
 # These need QEMU and matplotlib; tests/e2e/test_cli.py runs them.
 # And this asks Glance: test_cli_clean.py. This writes files: test_ca.py.
 # These ask Nova: tests/e2e/test_deployment.py.
@@ -20,7 +21,7 @@ def test_every_command_has_an_example(name):
     assert any(f'{example} '.startswith(f'{name} ') for example in EXAMPLES)
 
 
-@pytest.mark.parametrize('example', [example for example in EXAMPLES
+@pytest.mark.parametrize('example', [example for example in dict.fromkeys([*EXAMPLES, *OF_NODES])
                                      if not example.startswith(ELSEWHERE)])
 def test_examples_run(cli, example):
     cli.api.images[OTHER] = image(OTHER)

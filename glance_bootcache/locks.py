@@ -19,11 +19,11 @@ has. bootcache/locks.py tells whenever that is not so. From above, with what eac
 
 ``LEAF``, many
     steps in memory: each is inside one class, which takes no other one meanwhile. They are plain
-    locks. ``Orders`` and ``Records`` have another one each, which who adds an order, or writes a
-    record, holds over the database's transaction, and nobody else waits for: a call to a database
-    that hangs ends after 30 s. ``Clients`` and ``Exporters`` have two: with the one that is taken
-    first each writes a file of a megabyte. ``Running`` has a step submitted, and taken out, by
-    ``Turns``.
+    locks. ``Orders``, ``WarmRequests`` and ``Records`` have another one each, which who adds an
+    order or a request, or writes a record, holds over the database's transaction, and nobody else
+    waits for: a call to a database that hangs ends after 30 s. ``Clients`` and ``Exporters`` have
+    two: with the one that is taken first each writes a file of a megabyte. ``Running`` has a step
+    submitted, and taken out, by ``Turns``.
 
 So nobody who has the tiers' lock asks the exporter: that may take a minute, and every server that
 boots takes it. ``ImageStore`` holds no lock over the database's transactions: who is overtaken

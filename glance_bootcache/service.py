@@ -1,5 +1,6 @@
 """The storage service: controller of images, RPC server and notification listener, one process."""
 
+import functools
 import os
 import signal
 import sys
@@ -15,7 +16,6 @@ from bootcache.rpc import messages, transport
 from glance_bootcache import monitoring, startchecks
 from glance_bootcache.db import start
 from glance_bootcache.db.engine import Database
-from glance_bootcache.db.node import StorageNode
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.filestore.registrars import Registrars
@@ -37,6 +37,13 @@ from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes import node as node_rows
+from glance_bootcache.nodes import selfcheck
+from glance_bootcache.nodes.commands import NodeCommands
+from glance_bootcache.nodes.homes import Homes, HomeUpkeep
+from glance_bootcache.nodes.membership import Membership
+from glance_bootcache.nodes.node import StorageNode
+from glance_bootcache.nodes.routing import ALONE, Routing
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import messagesize, validation
 from glance_bootcache.rpc.endpoints import Endpoints
@@ -128,6 +135,10 @@ class StorageService:
                 exporter.of_hosts(needs.hosts(manifest.image_id))))
         self._check()
         startchecks.check_cloud(conf)
+        group = conf[bootcache_conf.GROUP]
+        bus_transport = transport.get_transport(conf)
+        membership = Membership(node.id)
+        homes = Homes(store, membership, group.glance_store_dirs)
         writer = Writer(database, [needs.changes, last_uses.changes, orders.changes,
                                    requests.changes])
         tiers = StorageTiers(conf, store, exporter, last_uses)
@@ -144,7 +155,7 @@ class StorageService:
             conf, store, images,
             ImageWork(conf, store, images, exporter, tiers, profile_boots, disk_room, retiring,
                       metrics),
-            running, retiring, deletions, StatePublisher(conf, images))
+            running, retiring, deletions, StatePublisher(conf, images), home_for=homes.home_for)
         events = ImageEvents(controller.image_changed, controller.image_deleted,
                              controller.let_go, controller.has_looked)
         warming = Warming(conf, store, hosts, NovaPrecache(conf), requests)
@@ -153,13 +164,15 @@ class StorageService:
         tiers.start(store.manifests())
         writer.start()
         # The process is started anew, and reads all of it again.
-        node.start(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        node.start(lambda: os.kill(os.getpid(), signal.SIGTERM), selfcheck.fault(
+            functools.partial(selfcheck.checks, bus_transport, conf.host, exporter,
+                              store.images_directory), lambda: membership.are_several),
+                   lambda: selfcheck.told(group.state_dir), membership)
         controller.start()
         upkeep.start()
         read_errors = ReadErrors(store, exporter, tiers, running, CephBases(conf))
         read_errors.start()
         self._started = [writer, node, tiers, controller, upkeep, read_errors]
-        group = conf[bootcache_conf.GROUP]
         files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
                                                TrialImages(conf), store.files))
         snapshots = SnapshotJobs(
@@ -180,21 +193,36 @@ class StorageService:
                               given=offers.given, rejected=rejected, snapshots=snapshots,
                               database=database, health_checks=checks)
             self._started.append(monitoring.listen(conf, metrics, checks))
-        server = validation.get_server(
-            transport.get_transport(conf), conf.host,
-            Endpoints(controller,
-                      ReportedBoots(conf, store, exporter, controller, running, tiers), hosts,
-                      Operators(store, tiers, controller, running, retiring, hosts,
-                                offers.given), warming, needs,
-                      rejected, offers, snapshots, metrics), rejected, metrics, needs.count())
+        # With SQLite there are no other storage nodes.
+        routing = ALONE if database.file is not None else Routing(
+            bus_transport, conf.host, homes, records, membership)
+        endpoints = Endpoints(
+            controller, ReportedBoots(conf, store, exporter, controller, running, tiers), hosts,
+            Operators(store, tiers, controller, running, retiring, hosts, offers.given), warming,
+            needs, rejected, offers, snapshots, metrics,
+            NodeCommands(database, membership, store), routing)
+        server = validation.get_server(bus_transport, conf.host, endpoints, rejected, metrics,
+                                       needs.count(), routing)
         server.start()
         self._started += [server, listener, events]
+        if routing is not ALONE:
+            home_upkeep = HomeUpkeep(
+                store, homes, membership, controller, exporter, tiers, orders, records,
+                lambda number: node_rows.forget(database, number, node.id))
+            for_nodes = validation.get_server(bus_transport, conf.host, endpoints, rejected,
+                                              metrics, nodes=routing, for_nodes=True)
+            for_nodes.start()
+            home_upkeep.start()
+            self._started += [for_nodes, home_upkeep]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)
 
     def _opened(self, database: Database) -> tuple[StorageNode, ImageStore]:
         """Return this node and its images, as the database has them; nothing is under way yet."""
         state_dir = self._conf[bootcache_conf.GROUP].state_dir
         node = StorageNode(database, os.path.join(state_dir, 'node.json'), self._conf.host)
+        if database.file is not None:
+            # Others cannot work with it.
+            node_rows.take_all(database, node.id)
         store = ImageStore(state_dir, database, node.id, lambda: not node.is_restored)
         store.retire_left()
         if unnamed := store.files.unnamed():

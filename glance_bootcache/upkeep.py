@@ -145,8 +145,7 @@ class ServiceUpkeep:
 
         :raises DatabaseAway: if the database does not answer, or does not have a row any more.
         """
-        for image_id in self._store.refresh():
-            self._controller.queue.add(image_id)
+        self._store.refresh(self._controller.queue.add)
 
     def sweep(self) -> None:
         """Compare Glance's images with those that are known, once in an hour.
@@ -159,12 +158,16 @@ class ServiceUpkeep:
         """
         if not self.recovered or not self._sweeps.acquire():
             return
+        # Each node sweeps, and acts on what it works on, and on what nobody does.
         known = {record.image_id: record for record in self._store.manifests()}
+        elsewhere = set(self._store.homes()) - known.keys()
         here = set(self._store.files.images())
         active, changed, lost = set(), set(), set()
         for image in self._images.all():
             if image.status == 'active':
                 active.add(image.image_id)
+            if image.image_id in elsewhere:
+                continue
             # An event of what has just changed may be on its way.
             if time.time() - glance_images.changed_at(image) > _UNHEARD_SECONDS and (
                     self._controller.has_changed(image) if image.image_id in known

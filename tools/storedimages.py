@@ -9,7 +9,7 @@ from bootcache.ceph import places
 from bootcache.manifest import Manifest
 from glance_bootcache.db import start
 from glance_bootcache.db.engine import Database
-from glance_bootcache.db.node import StorageNode
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.storage import nodefiles
 from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.store import ImageStore

@@ -18,6 +18,8 @@ from bench.faults import (
     cloudplan,
     incloud,
     lanes,
+    nodeplan,
+    nodes,
     plan,
     report,
     soak,
@@ -52,6 +54,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument('--ways', action='store_true', help='ways to a base that fail, while guests'
                       ' read and servers start; NAME is one of these or a way then. --quick: ten'
                       ' minutes')
+    made.add_argument('--nodes', action='store_true', help='storage nodes that fail, while guests'
+                      ' read from three of them; NAME is one of these cases then. --quick: each of'
+                      ' one node, ten minutes')
     made.add_argument('--repeats', type=int, help='how often each is run; not in a cloud')
     made.add_argument('--beside', type=int, default=3, help='how many are run beside each other:'
                       ' they mostly wait')
@@ -193,6 +198,21 @@ def _ways(options: argparse.Namespace) -> int:
         len(cases) + 1 for _way, cases in wanted) else 1
 
 
+def _nodes(options: argparse.Namespace) -> int:
+    wanted, began = nodeplan.chosen(options.names, options.quick), time.monotonic()
+    outcomes: list[Outcome] = []
+    try:
+        for outcome in nodes.run(wanted, options.report):
+            outcomes.append(outcome)
+            print(report.line(outcome), nodeplan.line(outcome), sep='\n    ', flush=True)
+    finally:
+        sums = report.write(options.report, outcomes, 'nodes.json', cpus=os.cpu_count(),
+                            nodes=nodeplan.NODES, seconds=round(time.monotonic() - began, 1),
+                            planned=len(wanted) + 1)
+    # The deletion of all images is one more.
+    return 0 if report.holds(sums) and len(outcomes) == len(wanted) + 1 else 1
+
+
 def main(words: list[str]) -> int:
     """Run what is asked for: here in namespaces of its own, then in a cloud."""
     is_inside = apart.is_inside(words)
@@ -200,23 +220,28 @@ def main(words: list[str]) -> int:
     options = reader.parse_args(words)
     try:
         of_ways = wayplan.chosen(options.names, options.quick) if options.ways else []
-        wanted, in_cloud = ([], []) if options.ways else planned(options)
+        of_nodes = nodeplan.chosen(options.names, options.quick) if options.nodes else []
+        wanted, in_cloud = ([], []) if options.ways or options.nodes else planned(options)
     except ValueError as error:
         reader.error(str(error))
     if options.list:
         for way, cases in of_ways:
             for case in cases:
                 print(f'{case.name:20} {way}')
+        for turn in of_nodes:
+            print(f'{turn.case.name:20} {turn.who}')
         tell(wanted, in_cloud)
         return 0
     # So that what was made is removed also when this is terminated.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    if options.ways or options.soak or options.upgrade is not None:
+    if options.ways or options.nodes or options.soak or options.upgrade is not None:
         if not is_inside and not os.geteuid():
             return apart.run('bench.faults', words)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.ways:
         return _ways(options)
+    if options.nodes:
+        return _nodes(options)
     if options.soak:
         return _soak(options.soak, options.report)
     if options.upgrade is not None:

@@ -37,6 +37,7 @@ from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import cephbases
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes.routing import ALONE
 from glance_bootcache.profileboot.job import ImageJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import validation
@@ -124,7 +125,7 @@ class _Glance(Images):
         self._client = GlanceClient(directory)
 
 
-class _ProfileBoots(NovaProfileBoots):
+class ProfileBoots(NovaProfileBoots):
     """Reads what the image's file says that a boot reads."""
 
     def __init__(self, directory: str):
@@ -144,8 +145,12 @@ class _ProfileBoots(NovaProfileBoots):
     def tell_unnamed(self) -> None:
         pass
 
+    def booted(self, image_id: str) -> None:
+        """Hear that an image is booted to be recorded: nobody counts it here."""
+
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: ImageJob) -> ProfileReport:
+        self.booted(image.image_id)
         extents = json.loads(Path(self._directory, 'glance', f'{image.image_id}.reads').read_text())
         return ProfileReport(WorkingSet.from_wire(
             image.image_id, image.image_hash, virtual_bytes, 4096, extents), 'marker', 1.0)
@@ -176,8 +181,10 @@ class StorageSide:
 
     :param directory: of the stage.
     :param options: more of the product's; with ``transport_url`` RabbitMQ is the bus, also that of
-        Glance's notifications.
+        Glance's notifications; ``host`` is that of ``[DEFAULT]``.
     """
+
+    profile_boots: type[ProfileBoots] = ProfileBoots
 
     def __init__(self, directory: str, options: dict[str, Any]):
         self._glance = Path(directory, 'glance')
@@ -190,6 +197,8 @@ class StorageSide:
         conf.register_opts(glance_conf.default_opts)
         db_conf.register_opts(conf)
         conf.set_override('connection', options.pop('connection', None), db_conf.GROUP)
+        if 'host' in options:
+            conf.set_override('host', options.pop('host'))
         for name, value in {
                 'state_dir': f'{directory}/storage/state', 'run_dir': f'{directory}/r',
                 'export_host': netns.STORAGE_ADDRESS, 'export_port': PORT, 'poll_interval': 1,
@@ -201,18 +210,21 @@ class StorageSide:
         cephbases._SWEEP_SECONDS = connectors._FRESH_SECONDS = 5
         without_bus: tuple[tuple[Any, str, Any], ...] = (
             (service, 'get_listener', self._listener),
+            # No other node could be written to.
+            (service, 'Routing', lambda *_some: ALONE),
             (transport, 'get_transport', lambda conf: None))
         if 'transport_url' in options:
             conffixture.ConfFixture(conf)
             without_bus = ((service, 'get_listener', self._heard(service.get_listener)),)
         for module, name, value in (
                 (service, 'Images', lambda conf: _Glance(directory)),
-                (service, 'NovaProfileBoots', lambda conf, files: _ProfileBoots(directory)),
+                (service, 'NovaProfileBoots', lambda conf, files: self.profile_boots(directory)),
                 (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
                 self._server('' if 'transport_url' in options else directory)):
             setattr(module, name, value)
-        os.makedirs(f'{directory}/storage/state', exist_ok=True)  # As its command does.
+        # As its command does.
+        os.makedirs(conf[bootcache_conf.GROUP].state_dir, exist_ok=True)
         self._service = service.StorageService(conf, lambda: None)
         self._service._start()
         self._store: ImageStore = self._endpoints._controller._store
@@ -244,14 +256,15 @@ class StorageSide:
         self._events.info({}, 'image.stage', event, {'id': image_id}, {})
 
     def _server(self, directory: str) -> tuple[Any, str, Any]:
-        """Return what makes the RPC server, and where it has its place: one of the stage's bus, or
-        the real one."""
+        """Return what makes an RPC server, and where it has its place: one of the stage's bus, or
+        the real one, also that for other nodes."""
         real = validation.get_server
 
-        def make(transport_: Any, name: str, endpoints: Any, rejected: Any, *more: Any) -> Any:
+        def make(transport_: Any, name: str, endpoints: Any, rejected: Any, *more: Any,
+                 **named: Any) -> Any:
             self._endpoints = endpoints
             return bus.Server(directory, _Dispatcher(endpoints, rejected)) if directory \
-                else real(transport_, name, endpoints, rejected, *more)
+                else real(transport_, name, endpoints, rejected, *more, **named)
         return validation, 'get_server', make
 
     def look(self, image_id: str) -> None:

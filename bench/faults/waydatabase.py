@@ -5,8 +5,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from glance_bootcache.db import node
 from glance_bootcache.db.models import Model
+from glance_bootcache.nodes import node
 from tools.databases import MariaDB, made
 
 # A service notices within two beats that its database is another one, and is started again.

@@ -43,7 +43,7 @@ from bootcache.rpc.fields import (
 from bootcache.rpc.report import HostReport
 
 # Of all messages; a message that is added, or gets a field, is of the next minor version.
-VERSION = '2.0'
+VERSION = '2.1'
 # Key of a message's context: 32 hexadecimal digits that its process has made, and tells nobody
 # else. The storage service tells processes apart by them.
 SENDER = 'sender'
@@ -232,10 +232,12 @@ class HoldingsAnswer:
 
     :ivar drop: images whose cache image is to go as soon as no server of the host needs it.
     :ivar resend: the service does not know this process' last report.
+    :ivar moved: images that the host needs, whose base another storage node has by now.
     """
 
     drop: ImageIds = ()
     resend: bool = False
+    moved: ImageIds = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,10 +247,13 @@ class ReportHoldings(Message[HoldingsAnswer]):
     The last uses are for the cloud-level eviction (SC13 section 3.4).
 
     :ivar report: None if nothing has changed since the last report.
+    :ivar number: of the report, which counts up with each that has changed.
     """
 
+    since = '2.1'
     host: HostName
     report: Annotated[HostReport, Bound('a host\'s report', HostReport.read)] | None
+    number: Size = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -548,6 +553,35 @@ class ForgetHost(Message[bool]):
     """
 
     host: HostName
+
+
+@dataclasses.dataclass(frozen=True)
+class ListNodes(Message[list[dict[str, Any]]]):
+    """Return the storage nodes, by name.
+
+    The answer: of each ``name``, ``state`` (``up``, ``away``, ``out``), ``wish`` (``drained``,
+    ``forgotten`` or None), ``restored`` (it removes no file), ``silent`` (seconds since its beat
+    was seen to change), ``images`` (on which it works), ``free_bytes``, ``rpc`` and ``answers`` (it
+    has given this answer).
+    """
+
+    since = '2.1'
+
+
+@dataclasses.dataclass(frozen=True)
+class SetNodeWish(Message[bool]):
+    """Have other storage nodes take over a node's images, or no more.
+
+    :ivar name: of the node.
+    :ivar wish: drained: it gets no images any more; forgotten: it is gone for good, refused while
+        it works; None: it works as all others.
+
+    The answer: False if there is no node of that name.
+    """
+
+    since = '2.1'
+    name: HostName
+    wish: Annotated[str, fields.one_of({'drained': 'drained', 'forgotten': 'forgotten'})] | None
 
 
 @dataclasses.dataclass(frozen=True)

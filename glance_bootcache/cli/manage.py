@@ -13,8 +13,9 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, savefile
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.cli import client
-from glance_bootcache.db import node, schema
+from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
+from glance_bootcache.nodes import node
 from glance_bootcache.storage.nodefiles import NodeFiles
 from glance_bootcache.storage.servedexports import ServedExports
 

@@ -52,6 +52,13 @@ class IdentityRow(Model):
                              doc='of the database, drawn when it was first used')
 
 
+class NodeWish(enum.StrEnum):
+    """What an operator wants of a storage node."""
+
+    DRAINED = 'drained'
+    FORGOTTEN = 'forgotten'
+
+
 class StorageNodeRow(Model):
     """A storage node: what runs ``glance-bootcache``."""
 
@@ -64,6 +71,18 @@ class StorageNodeRow(Model):
     beat = _bytes('counts up while its service runs')
     state = _text(16, '``up``; ``restored``: the database is another one than the node knew, or an'
                       ' older state of it, and no file is removed there')
+    wish = orm.mapped_column(
+        sa.String(16), nullable=True,
+        doc='what an operator wants of it: ``drained`` (its images go to other nodes, and it gets'
+            ' no new ones) or ``forgotten`` (it is gone for good); NULL: nothing')
+    rpc = orm.mapped_column(sa.String(16), nullable=True,
+                            doc='version of the RPC messages that it speaks')
+    look_rules = orm.mapped_column(
+        sa.Integer, nullable=True,
+        doc='version of the rules by which it looks at bases; it takes over no image whose base'
+            ' later ones accepted')
+    free_bytes = orm.mapped_column(sa.BigInteger, nullable=True,
+                                   doc='room in its state directory when it beat last')
 
 
 class ImageRow(Model):

@@ -94,11 +94,13 @@ class _Host:
 
     :ivar seen: monotonic seconds.
     :ivar sender: the process that has sent its last whole report.
+    :ivar number: of that report.
     """
 
     holdings: HostReport
     seen: float
     sender: str = ''
+    number: int = 0
 
 
 class Hosts:
@@ -127,12 +129,14 @@ class Hosts:
         self._held = 0
 
     def report(self, name: str, report: HostReport | None,
-               refuse: Refuse = lambda refusal: None, sender: str = '') -> HoldingsAnswer:
+               refuse: Refuse = lambda refusal: None, sender: str = '',
+               number: int = 0) -> HoldingsAnswer:
         """Take a host's report, and tell what it is to let go of.
 
         :param report: None if nothing has changed since its last one.
         :param refuse: is told of what is left out.
         :param sender: the process: that nothing has changed it can say of its own report only.
+        :param number: of the report; one before it may have come to another storage node alone.
         :raises MessageRefused: if so many other hosts report that there is no place for another.
         """
         now = self._clock()
@@ -143,7 +147,7 @@ class Hosts:
             self._tiers.note_use(image_id, held.last_use)
         with self._lock:
             host = self._hosts.get(name)
-            if fresh is None and (host is None or host.sender != sender):
+            if fresh is None and (host is None or (host.sender, host.number) != (sender, number)):
                 return HoldingsAnswer(resend=True)
             lacked = host is not None and host.holdings.certificates_end is None
             if host is None:
@@ -155,7 +159,7 @@ class Hosts:
             self._hosts[name], host.seen = host, now
             if fresh is not None:
                 self._note_held(name, host.holdings.images, fresh.images)
-                host.holdings, host.sender = fresh, sender
+                host.holdings, host.sender, host.number = fresh, sender, number
             images = host.holdings.images
             forgotten = self._bound_held()
         if self._speaks_tls and fresh and fresh.certificates_end is None and not lacked:
@@ -215,7 +219,7 @@ class Hosts:
         return forgotten
 
     def _is_to_go(self, image_id: str, held: HeldImage, ordered: bool) -> bool:
-        manifest = self._store.load(image_id)
+        manifest = self._store.anywhere(image_id)
         return availability.is_to_go(held.generation, manifest, ordered=ordered or (
             # One that Glance has again is given out again.
             manifest is None and self._orders.is_for_all(image_id)))

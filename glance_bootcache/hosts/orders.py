@@ -39,9 +39,23 @@ class Orders:
         self._orders: dict[str, dict[str, float]] = {}
         # Orders that were followed, or are too old, and are rows still: host, image, and when.
         self._over: set[tuple[str, str, float]] = set()
-        for host, image_id, when in database.read(lambda connection: connection.execute(
-                sa.select(OrderRow.host, OrderRow.image_id, OrderRow.ordered_at)).all()):
-            self._orders.setdefault(host, {})[image_id] = when
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read all of them: other storage nodes write some.
+
+        :raises DatabaseAway: if they cannot be read.
+        """
+        # None is added meanwhile.
+        with self._adding:
+            rows = self._database.read(lambda connection: connection.execute(
+                sa.select(OrderRow.host, OrderRow.image_id, OrderRow.ordered_at)).all())
+            orders: dict[str, dict[str, float]] = {}
+            with self._lock:
+                for host, image_id, when in rows:
+                    if (host, image_id, when) not in self._over:
+                        orders.setdefault(host, {})[image_id] = when
+                self._orders = orders
 
     def of(self, host: str) -> frozenset[str]:
         """Return the images that are to go from a host."""
@@ -61,7 +75,7 @@ class Orders:
         with self._adding:
             self._write(image_id, [_EVERYBODY])
             with self._lock:
-                images = self._orders[_EVERYBODY]
+                images = self._orders.get(_EVERYBODY, {})
                 for oldest in sorted(images, key=images.__getitem__)[:-_MOST_FOR_ALL]:
                     self._over.add((_EVERYBODY, oldest, images.pop(oldest)))
 

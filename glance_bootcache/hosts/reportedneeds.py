@@ -91,6 +91,8 @@ class ReportedNeeds:
         self._named = 0
         # Rows as they are in the database. One that was to be written and maybe was is left out.
         self._rows = database.read(_read)
+        # Whether other storage nodes write rows, too: what the database has is not known then.
+        self._are_several = False
         # Hosts of which the rows are others, the one that waits for longest first.
         self._changed: dict[str, None] = {}
         for name, row in self._rows.items():
@@ -98,10 +100,11 @@ class ReportedNeeds:
             self._set_row(name, row)
         self._changed.clear()
 
-    def note(self, name: str, report: HostReport | None) -> None:
+    def note(self, name: str, report: HostReport | None, is_told: bool = False) -> None:
         """Note what a host reports.
 
         :param report: None if nothing has changed since its last one.
+        :param is_told: it was told by the storage node that has heard it, and writes it.
         """
         now = self._clock()
         with self._lock:
@@ -117,6 +120,9 @@ class ReportedNeeds:
                 self._changed[name] = None
             self._set_row(name, _Row(Needs.UNREADABLE) if report.needs is None
                           else _Row(Needs.NAMED, report.needs))
+            if is_told:
+                self._are_several = True
+                self._changed.pop(name, None)
             self._bound()
 
     def _set_row(self, name: str, row: _Row) -> None:
@@ -179,6 +185,12 @@ class ReportedNeeds:
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
             return any(self._hosts[name].seen >= oldest for name in self._need_any)
+
+    def of(self, name: str, image_ids: Collection[str]) -> tuple[str, ...]:
+        """Return those of some images whose bases a host has named."""
+        with self._lock:
+            host = self._hosts.get(name)
+            return () if host is None else tuple(sorted(host.row.images.intersection(image_ids)))
 
     def hosts(self, image_id: str) -> list[str]:
         """Return the hosts that said so last, by name, and those that name too many to remember.
@@ -251,7 +263,8 @@ class ReportedNeeds:
                 if count >= _MOST_WRITTEN and not at_once:
                     break
                 rows[name] = row = self._hosts[name].row if name in self._hosts else None
-                were[name] = was = self._rows.pop(name, None)
+                was = self._rows.pop(name, None)
+                were[name] = was = None if self._are_several else was
                 count += 1 + len((row or _NONE).images ^ (was or _NONE).images)
 
         def written() -> None:

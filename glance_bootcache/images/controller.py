@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, steps
+from bootcache import exception, naming, properties, steps
 from bootcache.manifest import Availability, Goal, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.reasons import Cause, Reason
 from bootcache.util.backoff import Backoff, CircuitBreaker, pause_seconds
@@ -63,11 +63,14 @@ class Controller:
     :param conf: configuration of the storage service.
     :param running: the steps that are under way.
     :param clock: monotonic seconds.
+    :param home_for: returns the node that is to work on a new image, by the image of whose server
+        it is a snapshot; None for this one.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, work: ImageWork,
                  running: Running, retiring: Retiring, deletions: Deletions,
-                 publisher: StatePublisher, clock: Callable[[], float] = time.monotonic):
+                 publisher: StatePublisher, clock: Callable[[], float] = time.monotonic,
+                 home_for: Callable[[str | None], int | None] = lambda parent_id: None):
         self._conf = conf[bootcache_conf.GROUP]
         self._settings = settings_of(conf)
         self._store = store
@@ -78,6 +81,7 @@ class Controller:
         self._deletions = deletions
         self._publisher = publisher
         self._clock = clock
+        self._home_for = home_for
         self.queue = WorkQueue(self._reconcile, _WORKERS, 'bootcache-images', self._failed, clock)
         self._changes = Changes(self._conf.changes_per_hour, clock)
         self._pauses = Backoff(self._conf.poll_interval, _LONGEST_PAUSE, clock)
@@ -132,8 +136,12 @@ class Controller:
         """An image was registered or changed.
 
         :raises ValueError: if the id is no UUID.
+        :raises DatabaseAway: if the node that works on it cannot be told.
         """
         image_id = naming.canonical_image_id(image_id)
+        if self._is_elsewhere(image_id):
+            self._store.touch(image_id)
+            return
         with self._lock:
             is_kept = image_id in self._announced or len(self._announced) < _MOST_ANNOUNCED
             if is_kept:
@@ -144,14 +152,18 @@ class Controller:
             return
         self.queue.add(image_id)
 
+    def _is_elsewhere(self, image_id: str) -> bool:
+        """Tell whether another node works on an image."""
+        return self._store.known(image_id) is None and self._store.home(image_id) is not None
+
     def has_looked(self, image_id: str) -> bool:
         """Wait for the look at an image that was announced, if nothing is known of it.
 
         :returns: False if it was not looked at for a while: what announced it has to come again.
         """
-        return self._store.known(image_id) is not None \
+        return self._store.anywhere(image_id) is not None \
             or self.queue.wait(naming.canonical_image_id(image_id), _LOOK_SECONDS) \
-            or self._store.known(image_id) is not None
+            or self._store.anywhere(image_id) is not None
 
     def image_deleted(self, image_id: str) -> None:
         """Glance has notified the deletion of an image: it is given out no more.
@@ -164,9 +176,9 @@ class Controller:
             return record if record.wished.availability is Availability.DELETED \
                 else record.wishing(availability=Availability.DELETION_NOTIFIED)
 
-        record = self._store.change(image_id, withdrawn)
+        record = self._store.change(image_id, withdrawn, anywhere=True)
         self._running.cancel(image_id)
-        if record is not None:
+        if record is not None and not self._is_elsewhere(image_id):
             self._retiring.withdraw(image_id)
         self.queue.add(image_id)
 
@@ -179,7 +191,8 @@ class Controller:
         """
         return self._store.change(
             naming.canonical_image_id(image_id), lambda record: record.wishing(
-                generation=policy.next_generation(record.wished.generation, time.time())))
+                generation=policy.next_generation(record.wished.generation, time.time())),
+            anywhere=True)
 
     def build(self, image_id: str) -> None:
         """Record an image anew, whatever there is, as an operator wants it.
@@ -347,7 +360,9 @@ class Controller:
 
     def _look(self, image_id: str, boots: bool, announced: bool) -> None:
         record = self._store.load(image_id)
-        if record is None and not (boots or announced):
+        if record is None and (not (boots or announced) or self._is_elsewhere(image_id)):
+            # What was begun for one that another node works on by now.
+            self._running.cancel(image_id)
             return
         if record is not None and not announced and policy.waits_for_its_owner(record) \
                 and (left := self._changes.seconds_left(record.wished.owner)):
@@ -428,9 +443,13 @@ class Controller:
         if decision.record is None:
             return decision
         if record is None:
-            after = self._store.add(decision.record)
-            if after is None:  # An operator was faster, or an answer was lost.
+            after = self._store.add(decision.record, self._home_for(
+                properties.snapshot_parent(image.properties)))
+            if after is None and not self._is_elsewhere(image_id):
+                # An operator was faster, or an answer was lost.
                 return self._decide(self._store.load(image_id), image, boots)
+            if after is None or self._is_elsewhere(image_id):
+                return Decision(None)
         else:
             def change(known: Manifest) -> Manifest:
                 nonlocal decision

@@ -68,7 +68,7 @@ class Deletions:
             waited = now - self._since.setdefault(image_id, now)
         if record.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
             return waited >= self._delay
-        most = availability.budget(len(self._store.manifests()))
+        most = availability.budget(len(self._store.everywhere()))
         with self._lock:
             while self._believed and self._believed[0] <= now - _DAY_SECONDS:
                 self._believed.popleft()
@@ -103,7 +103,7 @@ class Deletions:
         if now - begun >= counts:
             listed = frozenset(image.image_id for image in self._images.all())
             self._listing = now, listed
-        known = [each for each in self._store.manifests() if each.image_id != image_id
+        known = [each for each in self._store.everywhere() if each.image_id != image_id
                  and each.wished.availability not in (Availability.DELETION_NOTIFIED,
                                                       Availability.DELETED)]
         others = {each.image_id for each in known if each.wished.visibility not in _SEEN_BY_ALL}

@@ -46,7 +46,7 @@ class Inheriting:
         """Return the image from which a snapshot has its working set; None if there is none."""
         parent_id = properties.snapshot_parent(image.properties)
         parent = None if parent_id is None or parent_id == image.image_id \
-            else self._store.load(parent_id)
+            else self._store.anywhere(parent_id)
         return parent if snapshotrules.may_be_parent(parent, image.owner) else None
 
     def inherit(self, image: ImageFacts, job: ImageJob) -> bool:

@@ -138,6 +138,31 @@ def revoked(manifest: Manifest, now: float) -> Manifest:
         generation=next_generation(manifest.wished.generation, now))
 
 
+def can_be_taken_over(record: Manifest, look_rules: int = inspection.RULES) -> bool:
+    """Tell whether this node may work on an image of another one: not if later rules than its own
+    have accepted the base, as those of a newer release."""
+    return not record.made.base_path or record.made.look_rules <= look_rules
+
+
+def taken_over(record: Manifest, base_path: str) -> Manifest:
+    """Return the record of an image on which another node has worked so far.
+
+    The cache image is on that one's disk; it is built again from the working set. What is skipped
+    or has failed stays so.
+
+    :param base_path: by which this node reads the same base; empty if it has to be got.
+    """
+    made = record.made
+    taken = record.making(cache_image=None, difference=None, built_from='', base_path=base_path,
+                          base_file=made.base_file if base_path else None)
+    if record.standing is not Standing.DONE:
+        return taken
+    if made.working_set is not None:
+        return taken.standing_at(Standing.WANTED, goal=Goal.BUILD)
+    return taken if base_path or not made.base_path \
+        else taken.standing_at(Standing.WANTED, goal=Goal.SERVE)
+
+
 def is_to_be_recompressed(manifest: Manifest, compression: Compression) -> bool:
     """Tell whether an image's cache image is right, but stored in another way than is wanted."""
     made = manifest.made

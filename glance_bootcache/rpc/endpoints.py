@@ -1,5 +1,6 @@
 """The storage service's RPC endpoints: they hand on the messages that were validated."""
 
+import dataclasses
 from typing import Any
 
 import oslo_messaging as messaging
@@ -14,6 +15,8 @@ from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes.commands import NodeCommands
+from glance_bootcache.nodes.routing import ALONE, NODE, Alone
 from glance_bootcache.rpc import messagesize
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -36,6 +39,8 @@ class Endpoints:
     :param offers: know who has a cache image by exchange.
     :param snapshots: those that hosts send.
     :param metrics: count the boots that are planned.
+    :param nodes: answers operators about storage nodes.
+    :param routing: tells other storage nodes what hosts report.
     """
 
     target = messaging.Target(version=messages.VERSION)
@@ -43,7 +48,7 @@ class Endpoints:
     def __init__(self, controller: Controller, boots: ReportedBoots, hosts: Hosts,
                  operators: Operators, warming: Warming, needs: ReportedNeeds,
                  rejected: RejectedMessages, offers: ExchangeOffers, snapshots: SnapshotJobs,
-                 metrics: ServiceMetrics):
+                 metrics: ServiceMetrics, nodes: NodeCommands, routing: Alone = ALONE):
         self._controller = controller
         self._boots = boots
         self._hosts = hosts
@@ -54,6 +59,8 @@ class Endpoints:
         self._offers = offers
         self._snapshots = snapshots
         self._metrics = metrics
+        self._nodes = nodes
+        self._routing = routing
 
     def image_registered(self, ctxt: Any, message: messages.ImageRegistered) -> None:
         """The Glance hook saw an import."""
@@ -92,10 +99,14 @@ class Endpoints:
         def reject(refusal: MessageRefused) -> None:
             self._rejected.record(message.method, refusal, message.host)
 
-        answer = self._hosts.report(message.host, message.report, reject, ctxt[SENDER])
-        if not answer.resend:
-            self._needs.note(message.host, message.report)
-        return answer
+        answer = self._hosts.report(message.host, message.report, reject,
+                                    ctxt[SENDER], message.number)
+        if answer.resend:
+            return answer
+        self._needs.note(message.host, message.report, is_told=NODE in ctxt)
+        self._routing.tell_others(message, ctxt)
+        return dataclasses.replace(
+            answer, moved=self._needs.of(message.host, self._routing.moved()))
 
     def report_warm(self, ctxt: Any, message: messages.ReportWarm) -> None:
         """A compute host was warmed, or could not be."""
@@ -164,7 +175,17 @@ class Endpoints:
 
     def forget_host(self, ctxt: Any, message: messages.ForgetHost) -> bool:
         """An operator says that a host is gone for good."""
-        return self._needs.forget(message.host)
+        is_known = self._needs.forget(message.host)
+        self._routing.tell_others(message, ctxt)
+        return is_known
+
+    def list_nodes(self, ctxt: Any, message: messages.ListNodes) -> list[dict[str, Any]]:
+        """An operator looks at the storage nodes."""
+        return self._nodes.list_nodes()
+
+    def set_node_wish(self, ctxt: Any, message: messages.SetNodeWish) -> bool:
+        """An operator drains a storage node, or says that it is gone for good."""
+        return self._nodes.set_wish(message.name, message.wish)
 
     def image_hosts(self, ctxt: Any, message: messages.ImageHosts) -> dict[str, Any] | None:
         """An operator asks where an image's cache image is."""

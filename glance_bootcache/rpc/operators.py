@@ -62,7 +62,7 @@ class Operators:
 
     def list_images(self, marker: str | None = None) -> list[dict[str, Any]]:
         """Return a page of the images: see ListImages."""
-        after = (manifest for manifest in self._store.manifests()
+        after = (manifest for manifest in self._store.everywhere()
                  if marker is None or manifest.image_id > marker)
         return [self._describe(manifest) for manifest in itertools.islice(after, PAGE_ENTRIES)]
 

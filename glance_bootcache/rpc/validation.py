@@ -5,6 +5,7 @@ arguments. Here a message is read before, and a rejected one is counted in one p
 sender.
 """
 
+import contextlib
 import time
 from typing import Any
 
@@ -24,6 +25,8 @@ from bootcache.rpc import fields, transport
 from bootcache.rpc.fields import OutOfBounds
 from bootcache.rpc.messages import MESSAGES, SENDER
 from glance_bootcache.metrics import CallOutcome, ServiceMetrics
+from glance_bootcache.nodes import routing
+from glance_bootcache.nodes.routing import ALONE, HERE, NODE, Alone
 from glance_bootcache.rpc import messagesize
 from glance_bootcache.rpc.ratelimit import RateLimiter
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -43,16 +46,19 @@ class ValidatingDispatcher:
 
     :param dispatcher: oslo.messaging's, of the endpoints.
     :param rejected: counts rejected messages.
-    :param limiter: bounds what each sender sends.
+    :param limiter: bounds what each sender sends; None of what other storage nodes hand on.
     :param metrics: count the messages.
+    :param nodes: answers what another storage node is to answer.
     """
 
     def __init__(self, dispatcher: messaging.RPCDispatcher, rejected: RejectedMessages,
-                 limiter: RateLimiter, metrics: ServiceMetrics):
+                 limiter: RateLimiter | None, metrics: ServiceMetrics,
+                 nodes: Alone = ALONE):
         self._dispatcher = dispatcher
         self._rejected = rejected
         self._limiter = limiter
         self._metrics = metrics
+        self._nodes = nodes
 
     def dispatch(self, incoming: Any) -> Any:
         """Have a message answered.
@@ -65,8 +71,7 @@ class ValidatingDispatcher:
         began, outcome = time.monotonic(), CallOutcome.FAILED
         try:
             # Endpoints know the sender by it, whatever host the message names.
-            incoming.ctxt[SENDER] = sender = _sender(incoming, host)
-            with self._limiter.admitted(sender, _cost(arguments)):
+            with self._admitted(incoming, arguments, host):
                 answer = self._answer(incoming, known)
             outcome = CallOutcome.ANSWERED
             return answer
@@ -92,6 +97,15 @@ class ValidatingDispatcher:
         finally:
             self._metrics.count_call(known, outcome, time.monotonic() - began)
 
+    def _admitted(self, incoming: Any, arguments: Any, host: str
+                  ) -> contextlib.AbstractContextManager[None]:
+        if self._limiter is None:
+            # Of the sender the other node tells.
+            return contextlib.nullcontext()
+        incoming.ctxt.pop(NODE, None)
+        incoming.ctxt[SENDER] = sender = _sender(incoming, host)
+        return self._limiter.admitted(sender, _cost(arguments))
+
     def _answer(self, incoming: Any, known: str) -> Any:
         message = incoming.message
         if message.get('method') in (messagesize.TOO_LONG, messagesize.TOO_MANY_LONG):
@@ -110,7 +124,10 @@ class ValidatingDispatcher:
                 'method', f'{quoted(message.get("method"))} is not known'))
             # A client of another version knows by it what it has to do with.
             raise messaging.NoSuchMethod(quoted(message.get('method')))
-        message['args'] = {'message': MESSAGES[known].parse(message.get('args'))}
+        parsed = MESSAGES[known].parse(message.get('args'))
+        if (answer := self._nodes.answer(parsed, incoming.ctxt)) is not HERE:
+            return answer
+        message['args'] = {'message': parsed}
         return fields.plain(self._dispatcher.dispatch(incoming))
 
 
@@ -139,13 +156,16 @@ def _cost(arguments: Any) -> float:
 
 
 def get_server(bus: messaging.Transport, name: str, endpoints: object,
-               rejected: RejectedMessages, metrics: ServiceMetrics, hosts: int = 0) -> Any:
-    """Return the storage service's RPC server, not started yet.
+               rejected: RejectedMessages, metrics: ServiceMetrics, hosts: int = 0,
+               nodes: Alone = ALONE, for_nodes: bool = False) -> Any:
+    """Return an RPC server of the storage service, not started yet.
 
     :param bus: as of :func:`bootcache.rpc.transport.get_transport`.
     :param name: of this server on the message bus.
     :param endpoints: have a method for each of ``MESSAGES``.
     :param hosts: as of ``RateLimiter``.
+    :param nodes: answers what another storage node is to answer.
+    :param for_nodes: whether it takes what other storage nodes hand on, and not what hosts send.
     """
     if _RABBIT in bus.conf:
         # What the threads have not come to waits there, and not in this process.
@@ -153,8 +173,10 @@ def get_server(bus: messaging.Transport, name: str, endpoints: object,
 
     def server_class(bus: Any, target: Any, dispatcher: Any, executor: Any) -> Any:
         return rpc_server.RPCServer(
-            bus, target, ValidatingDispatcher(dispatcher, rejected, RateLimiter(hosts=hosts),
-                                              metrics), executor)
+            bus, target, ValidatingDispatcher(
+                dispatcher, rejected, None if for_nodes else RateLimiter(hosts=hosts), metrics,
+                nodes), executor)
 
-    return messaging.get_rpc_server(bus, transport.target(server=name), [endpoints],
+    where = routing.target if for_nodes else transport.target
+    return messaging.get_rpc_server(bus, where(server=name), [endpoints],
                                     executor='threading', server_cls=server_class)

@@ -95,6 +95,37 @@ class Records:
                  'node_id': self._node_id}]))
             self._records = {**self._records, record.snapshot_id: record}
 
+    def node_of(self, snapshot_id: str) -> int | None:
+        """Return the number of the node that makes a snapshot; None if no node does.
+
+        :raises DatabaseAway: if this node does not, and the database does not answer.
+        """
+        if snapshot_id in self._records:
+            return self._node_id
+        return self._database.read(lambda connection: connection.execute(sa.select(
+            SnapshotRow.node_id).where(SnapshotRow.snapshot_id == snapshot_id)).scalar())
+
+    def adopt(self, node_id: int) -> None:
+        """Have this node end the snapshots of one that is gone: nobody goes on with them.
+
+        :param node_id: of that node's row.
+        :raises DatabaseAway: if it cannot be written.
+        """
+        def take(connection: sa.Connection) -> list[Record]:
+            ids = connection.execute(sa.select(SnapshotRow.snapshot_id).where(
+                SnapshotRow.node_id == node_id)).scalars().all()
+            connection.execute(sa.update(SnapshotRow).where(
+                SnapshotRow.node_id == node_id, SnapshotRow.snapshot_id.in_(ids)).values(
+                    node_id=self._node_id))
+            return [_record(row) for row in connection.execute(
+                sa.select(SnapshotRow.__table__).where(
+                    SnapshotRow.node_id == self._node_id, SnapshotRow.snapshot_id.in_(ids)))]
+
+        with self._writing:
+            if taken := self._database.write(take):
+                self._records = {**self._records, **{
+                    record.snapshot_id: record for record in taken}}
+
     def drop(self, record: Record) -> None:
         """Remove a record, unless there is another one of the same snapshot by now.
 

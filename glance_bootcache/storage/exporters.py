@@ -483,6 +483,10 @@ class Exporters:
         return {each.certificate for each in self._every()
                 if each is not self.common and not each.is_known}
 
+    def served_images(self) -> set[str]:
+        """Return the images of which something is served, as far as exporters have told."""
+        return {naming.image_of(export) for each in self._every() for export in each.served}
+
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""
         if image_id in self._suspended:

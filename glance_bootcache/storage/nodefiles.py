@@ -40,7 +40,10 @@ class FileKind(enum.StrEnum):
     TRIAL = 'trial'
 
 
-_FILES = (FileKind.BASE, FileKind.CACHE_IMAGE, FileKind.DIFFERENCE)
+# In images' directories.
+ON_DISK = (FileKind.BASE, FileKind.CACHE_IMAGE, FileKind.DIFFERENCE)
+# Of an image that another node takes over: what it has then, and what is of no more use.
+_IN_CEPH, _OVER = (FileKind.CLONE, FileKind.COPY), (FileKind.SERVER, FileKind.TRIAL)
 # A request whose answer was lost, or whose client was killed, has come to its end by then.
 _LATE_SECONDS = 600
 
@@ -122,7 +125,7 @@ class NodeFiles:
         :raises DatabaseAway: if the database does not answer; it may not be made then.
         :raises OSError: if the directory cannot be made.
         """
-        if kind in _FILES or kind is FileKind.CLONE:  # Of which some bytes are looked at there.
+        if kind in ON_DISK or kind is FileKind.CLONE:  # Of which some bytes are looked at there.
             os.makedirs(self.directory(image_id), mode=0o750, exist_ok=True)
         try:
             self._database.write(lambda connection: upsert(connection, FileRow, [
@@ -155,6 +158,28 @@ class NodeFiles:
             connection.execute(sa.update(FileRow).where(*mine, *which).values(
                 state=FileState.RETIRING.value))
 
+    def take_over(self, connection: sa.Connection, image_id: str, node_id: int) -> None:
+        """Write that this node has what another one has made of an image elsewhere than on its own
+        disk; in the transaction by which it takes the image over.
+
+        Its servers of profile boots are over. What is on its disk stays the other node's.
+
+        :param node_id: of the other node's row.
+        """
+        theirs = FileRow.node_id == node_id, FileRow.image_id == image_id
+        connection.execute(sa.update(FileRow).where(
+            *theirs, FileRow.kind.in_(_OVER)).values(
+                node_id=self._node_id, state=FileState.RETIRING.value))
+        connection.execute(sa.update(FileRow).where(
+            *theirs, FileRow.kind.in_(_IN_CEPH)).values(node_id=self._node_id))
+
+    @staticmethod
+    def retire_everywhere(connection: sa.Connection, image_id: str) -> None:
+        """Write that all that any node has of an image is to be removed; in the transaction in
+        which its row goes."""
+        connection.execute(sa.update(FileRow).where(FileRow.image_id == image_id).values(
+            state=FileState.RETIRING.value))
+
     def change(self, image_id: str, ready: Collection[str] = (),
                retiring: Collection[str] = ()) -> None:
         """Write what there is from now on of things that no image's row names.
@@ -179,7 +204,7 @@ class NodeFiles:
         """
         try:
             self._retire_abandoned()
-            for found in self._retiring(_FILES, image_id):
+            for found in self._retiring(ON_DISK, image_id):
                 try:
                     self._remove_file(found.image_id, found.name)
                 except OSError as error:
@@ -211,6 +236,36 @@ class NodeFiles:
                          found.name)
         if failed is not None:
             raise failed
+
+    def retire(self, image_id: str) -> None:
+        """Have the files of an image that another node works on be removed.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
+            FileRow.node_id == self._node_id, FileRow.image_id == image_id,
+            FileRow.kind.in_(ON_DISK)).values(state=FileState.RETIRING.value)))
+
+    def retire_all_but(self, image_id: str, names: Collection[str]) -> None:
+        """Have files of an image be removed that its row does not name: it came back to this node.
+
+        :param names: that the row names.
+        :raises DatabaseAway: if the database does not answer.
+        """
+        self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
+            FileRow.node_id == self._node_id, FileRow.image_id == image_id,
+            FileRow.kind.in_(ON_DISK), FileRow.state == FileState.READY.value,
+            FileRow.name.not_in(names)).values(state=FileState.RETIRING.value)))
+
+    def images_with_files(self) -> set[str]:
+        """Return the images of which this node has files that are not to be removed.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        return set(self._database.read(lambda connection: connection.execute(
+            sa.select(FileRow.image_id).where(
+                FileRow.node_id == self._node_id, FileRow.kind.in_(ON_DISK),
+                FileRow.state != FileState.RETIRING.value).distinct()).scalars().all()))
 
     def named(self, kind: FileKind, *states: FileState) -> dict[str, str]:
         """Return the images of things of a kind, by the things' names.

@@ -34,6 +34,8 @@ _STEMS = {FileKind.BASE: 'base', FileKind.CACHE_IMAGE: 'cache'}
 _MOST_TRIES = 20
 _PAUSE_SECONDS = 0.005
 _MOST_REMOVED = 10_000
+# For which hosts are told that an image has another home: each reports several times.
+MOVED_SECONDS, _MOST_MOVED = 600, 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,31 +43,37 @@ class _Held:
     """An image's row in memory.
 
     :ivar version: of the row.
+    :ivar home: the row of the node that works on it in storage_nodes.
+    :ivar term: counts up when another node works on it.
     """
 
     version: int
     manifest: Manifest
+    home: int
+    term: int = 1
 
 
 class ImageStore:
     """The images' rows, and their directories below ``state_dir``.
 
     All rows are read at the start; what is read then is given from memory, and is replaced after
-    each commit.
+    each commit. An image has one home, the node that works on it: ``load``, ``known`` and
+    ``manifests`` give images of which this node is that.
 
     :param state_dir: made if missing.
     :param node_id: of this storage node's row.
     :param may_remove: tells whether files may be removed now.
     :ivar files: what was made on this node.
+    :ivar images_directory: has a directory for each image.
     :raises DatabaseAway: if the rows cannot be read.
     """
 
     def __init__(self, state_dir: str, database: Database, node_id: int,
                  may_remove: Callable[[], bool] = lambda: True):
         self._directory, self._database, self._node_id = state_dir, database, node_id
-        self._images = os.path.join(state_dir, 'images')
-        os.makedirs(self._images, mode=0o750, exist_ok=True)
-        self.files = NodeFiles(database, node_id, self._images, may_remove)
+        self.images_directory = os.path.join(state_dir, 'images')
+        os.makedirs(self.images_directory, mode=0o750, exist_ok=True)
+        self.files = NodeFiles(database, node_id, self.images_directory, may_remove)
         self._memory = threading.Lock()  # guards what follows, for steps in memory
         self._held: dict[str, _Held] = {
             row.image_id: _from_row(row) for row in database.read(
@@ -75,6 +83,9 @@ class ImageStore:
         self._removed: cachetools.LRUCache[str, int] = cachetools.LRUCache(_MOST_REMOVED)
         # Images whose rows this process deletes, or has deleted where the answer was lost.
         self._leaving: set[str] = set()
+        # When images were seen to have got another home, in monotonic seconds.
+        self._moved: cachetools.TTLCache[str, float] = cachetools.TTLCache(
+            _MOST_MOVED, MOVED_SECONDS)
 
     def state_path(self, name: str) -> str:
         """Return the path of a file that is about no single image."""
@@ -146,31 +157,69 @@ class ImageStore:
 
         :raises ValueError: if the id is no UUID.
         """
-        held = self._held.get(naming.canonical_image_id(image_id))
-        return None if held is None else held.manifest
+        return self.known(naming.canonical_image_id(image_id))
 
     def known(self, name: str) -> Manifest | None:
         """Return what is known of an image, None if nothing, or if it is the name of none."""
         held = self._held.get(name)
-        return None if held is None else held.manifest
+        return None if held is None or held.home != self._node_id else held.manifest
 
     def manifests(self) -> list[Manifest]:
         """Return what is known of all images, by id."""
         held = self._held
+        return [held[image_id].manifest for image_id in sorted(held)
+                if held[image_id].home == self._node_id]
+
+    # Reading images of all nodes: as of the last ``refresh``.
+
+    def anywhere(self, name: str) -> Manifest | None:
+        """Return what is known of an image, whichever node works on it; None if nothing."""
+        held = self._held.get(name)
+        return None if held is None else held.manifest
+
+    def everywhere(self) -> list[Manifest]:
+        """Return what is known of all nodes' images, by id."""
+        held = self._held
         return [held[image_id].manifest for image_id in sorted(held)]
+
+    def home(self, name: str) -> int | None:
+        """Return the number of the node that works on an image; None if nothing is known of it."""
+        held = self._held.get(name)
+        return None if held is None else held.home
+
+    def homes(self) -> dict[str, int]:
+        """Return the number of the node that works on each image."""
+        return {image_id: held.home for image_id, held in self._held.items()}
+
+    def find(self, image_id: str) -> int | None:
+        """Return the home of an image, also if another node has just heard of it.
+
+        :raises DatabaseAway: if nothing is known of it, and the database does not answer.
+        """
+        image_id = naming.canonical_image_id(image_id)
+        if image_id not in self._held:
+            self._read_again(image_id)
+        return self.home(image_id)
+
+    def moved(self) -> frozenset[str]:
+        """Return the images that got another home within ``MOVED_SECONDS``."""
+        with self._memory:
+            return frozenset(self._moved)
 
     # Writing: no lock is held over the database's transaction.
 
-    def add(self, manifest: Manifest) -> Manifest | None:
+    def add(self, manifest: Manifest, home: int | None = None) -> Manifest | None:
         """Add an image; return what is known of it then, None if somebody else was faster.
 
+        :param home: number of the node that is to work on it; None for this one.
         :raises DatabaseAway: if it cannot be written.
         """
+        home = self._node_id if home is None else home
         image_id = naming.canonical_image_id(manifest.image_id)
         stamped = _stamped(imagerows.storable(manifest))
         with self._memory:
             version = self._removed.get(image_id, 0) + 1
-        values = {'node_id': self._node_id, 'term': 1, 'version': version,
+        values = {'node_id': home, 'term': 1, 'version': version,
                   **imagerows.to_row(stamped)}
 
         def insert(connection: sa.Connection) -> None:
@@ -183,10 +232,11 @@ class ImageStore:
         except db_exception.DBDuplicateEntry:
             self._read_again(image_id)
             return None
-        self._remember(image_id, _Held(version, stamped))
+        self._remember(image_id, _Held(version, stamped, home))
         return stamped
 
-    def change(self, image_id: str, change: Callable[[Manifest], Manifest]) -> Manifest | None:
+    def change(self, image_id: str, change: Callable[[Manifest], Manifest],
+               anywhere: bool = False) -> Manifest | None:
         """Change what is known of an image; return what that is then, None if there is nothing.
 
         Files that only the image's row of before named are removed then. What is being made
@@ -194,13 +244,15 @@ class ImageStore:
 
         :param change: pure, as it is called again where somebody else was faster; returns its
             argument to leave that as it is.
+        :param anywhere: also of an image that another node works on, which sees it in a moment; of
+            such a one only what people wish is changed.
         :raises DatabaseAway: if it cannot be written.
         :raises Interrupted: if it is to name a file that is being removed.
         """
         image_id = naming.canonical_image_id(image_id)
         for tries in range(_MOST_TRIES):
             held = self._held.get(image_id)
-            if held is None:
+            if held is None or (held.home != self._node_id and not anywhere):
                 return None
             changed = imagerows.storable(change(held.manifest))
             if changed == held.manifest:
@@ -209,6 +261,52 @@ class ImageStore:
                 return changed
             self._read_again(image_id, tries)
         raise _overtaken(image_id)
+
+    def touch(self, image_id: str) -> None:
+        """Have the node that works on an image look at it, in a moment.
+
+        :raises DatabaseAway: if that cannot be written.
+        """
+        # Whatever it is by now: its home reads it again.
+        self._database.write(lambda connection: connection.execute(sa.update(ImageRow).where(
+            ImageRow.image_id == naming.canonical_image_id(image_id)).values(
+                version=ImageRow.version + 1)))
+
+    def claim(self, image_id: str, home: int, change: Callable[[Manifest], Manifest]
+              ) -> Manifest | None:
+        """Make this node work on an image in the place of another one.
+
+        What that one has made stays there until it sees it; what is in Ceph is this node's now, and
+        its servers of profile boots are deleted.
+
+        :param home: number of the node that has worked on it so far.
+        :param change: pure; returns what this node has of it.
+        :returns: what is known of it then; None if somebody else was faster.
+        :raises DatabaseAway: if it cannot be written.
+        """
+        held = self._held.get(image_id)
+        if held is None or held.home != home:
+            return None
+        stamped = _stamped(imagerows.storable(change(held.manifest)))
+        taken = _Held(held.version + 1, stamped, self._node_id, held.term + 1)
+
+        def take(connection: sa.Connection) -> bool:
+            if connection.execute(sa.update(ImageRow).where(
+                    ImageRow.image_id == image_id, ImageRow.node_id == home,
+                    ImageRow.version == held.version).values(
+                        node_id=self._node_id, term=taken.term, version=taken.version,
+                        **imagerows.to_row(stamped))).rowcount != 1:
+                return False
+            self.files.take_over(connection, image_id, home)
+            return True
+
+        try:
+            is_mine = self._database.write(take)
+        finally:
+            # It may be written, and its answer be lost.
+            with contextlib.suppress(DatabaseAway):
+                self._read_again(image_id)
+        return self.known(image_id) if is_mine else None
 
     def remove(self, image_id: str,
                may_go: Callable[[Manifest], bool] = lambda manifest: True) -> None:
@@ -220,7 +318,7 @@ class ImageStore:
         image_id = naming.canonical_image_id(image_id)
         for tries in range(_MOST_TRIES):
             held = self._held.get(image_id)
-            if held is None or not may_go(held.manifest):
+            if held is None or held.home != self._node_id or not may_go(held.manifest):
                 return
             if self._delete(image_id, held.version):
                 break
@@ -239,7 +337,7 @@ class ImageStore:
                     ImageRow.image_id == image_id, ImageRow.version == version)).rowcount != 1:
                 return False
             delete(connection, WorkingSetRow, [{'image_id': image_id}])
-            self.files.turn_over(connection, image_id, (), None)
+            self.files.retire_everywhere(connection, image_id)
             return True
 
         with self._memory:
@@ -286,7 +384,7 @@ class ImageStore:
             with contextlib.suppress(DatabaseAway):
                 self._read_again(image_id)
             raise
-        self._remember(image_id, _Held(version, stamped))
+        self._remember(image_id, dataclasses.replace(held, version=version, manifest=stamped))
         if before - after:
             steps.reached('replace: written')
             self.files.remove_retired(image_id)
@@ -298,12 +396,31 @@ class ImageStore:
             held = self._held.get(image_id)
             known = self._removed.get(image_id, 0) if held is None else held.version
             if known < row.version:
-                self._held = {**self._held, image_id: row}
+                self._hold(image_id, row)
 
-    def refresh(self) -> list[str]:
-        """Read rows again that are not as in memory: another process may have written them, or the
+    def _hold(self, image_id: str, row: _Held) -> None:
+        """Have a row in memory; under the lock."""
+        held = self._held.get(image_id)
+        if held is not None and held.home != row.home:
+            self._moved[image_id] = time.monotonic()
+        self._held = {**self._held, image_id: row}
+
+    def retire_unnamed(self, image_id: str) -> None:
+        """Have files of an image be removed that were its row's before another node worked on it,
+        if this node has its base otherwise.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        record = self.known(image_id)
+        if record is not None and record.made.base_path:
+            names = nodefiles.named(record, self.directory(image_id))
+            self.files.retire_all_but(image_id, names)
+
+    def refresh(self, changed: Callable[[str], object] = lambda image_id: None) -> list[str]:
+        """Read rows again that are not as in memory: another node may have written them, or the
         answer to a commit was lost.
 
+        :param changed: called with each of their images, also where another one fails.
         :returns: their images.
         :raises DatabaseAway: if the database does not answer.
         :raises DatabaseUnusable: if it has a row no more, or one that cannot be read; all others
@@ -319,6 +436,7 @@ class ImageStore:
         for image_id in others:
             try:
                 self._read_again(image_id)
+                changed(image_id)
             except DatabaseUnusable as error:
                 failed = error
         if failed is not None:
@@ -339,9 +457,9 @@ class ImageStore:
                 return  # It was written since: memory may know more than what was read.
             if found is not None:
                 # Whatever its version: it may have been removed, and added again.
-                self._held = {**self._held, image_id: found}
+                self._hold(image_id, found)
             elif held is not None:
-                if image_id not in self._leaving:
+                if held.home == self._node_id and image_id not in self._leaving:
                     raise DatabaseUnusable(
                         f'image {image_id}: the database does not have its row any more, and so is'
                         ' another one, or an older state of it; start glance-bootcache again')
@@ -410,7 +528,8 @@ def _stamped(manifest: Manifest) -> Manifest:
 def _from_row(row: sa.Row[Any]) -> _Held:
     columns = row._asdict()
     try:
-        return _Held(columns['version'], imagerows.from_row(columns))
+        return _Held(columns['version'], imagerows.from_row(columns), columns['node_id'],
+                     columns['term'])
     except ValueError as error:
         image_id = columns['image_id']
         raise DatabaseUnusable(

@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache.exception import RequestRefused
+from bootcache.exception import DatabaseAway, RequestRefused
 from bootcache.manifest import ImageState, Manifest, Standing
 from bootcache.rpc.messages import ReportWarm
 from bootcache.util.backoff import Backoff
@@ -126,7 +126,8 @@ class Warming:
         self._clock = clock
         self._lock = threading.Lock()  # guards the jobs; Nova is asked, and files read, without it
         self._requests = requests
-        self._jobs: dict[Key, WarmJob] = {key: WarmJob(*key, clock()) for key in requests.all()}
+        self._jobs: dict[Key, WarmJob] = {}
+        self._follow_requests(clock())
         # Images of which manifests say that the policy is to be followed for them.
         self._policy_images: set[str] = set()
         self._policy_looks = Backoff(self._conf.poll_interval, clock=clock)
@@ -157,6 +158,9 @@ class Warming:
         """Do what is due: end attempts, begin others."""
         now = self._clock()
         if self._policy_looks.acquire():
+            with contextlib.suppress(DatabaseAway):
+                self._requests.refresh()
+            self._follow_requests(now)
             self._follow_policy(now)
         with self._lock:
             begun = [job for job in self._jobs.values() if job.is_to_be_looked_at(now)]
@@ -172,8 +176,24 @@ class Warming:
             if job.due <= now:
                 self._ask(job)
 
+    def _follow_requests(self, now: float) -> None:
+        """Begin with requests of images that this node works on, and end none that another does."""
+        with self._lock:
+            self._jobs = {key: job for key, job in self._jobs.items() if self._is_here(key)}
+            for key in self._requests.all():
+                if key not in self._jobs and self._is_here(key):
+                    self._jobs[key] = WarmJob(*key, now)
+
+    def _is_here(self, key: Key) -> bool:
+        return self._store.known(key[0]) is not None or self._store.home(key[0]) is None
+
     def _manifest(self, job: WarmJob) -> Manifest | None:
         """Return the manifest of a job's image; the job ends if no host can be warmed for that."""
+        if not self._is_here((job.image_id, job.aggregate)):
+            # Its request is another storage node's to follow.
+            with self._lock:
+                self._jobs.pop((job.image_id, job.aggregate), None)
+            return None
         manifest = self._store.load(job.image_id)
         reason = warmjobs.why_not_warm(job.image_id, manifest)
         if not reason:

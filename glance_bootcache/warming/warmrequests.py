@@ -22,13 +22,28 @@ class WarmRequests:
 
     def __init__(self, database: Database):
         self._database = database
+        # Held over the transaction in which requests are added: see glance_bootcache/locks.py.
+        self._adding = threading.Lock()
         self._lock = threading.Lock()  # guards what is below
         # When each was asked for, in seconds since the epoch.
-        self._requested: dict[Key, float] = {
-            (row.image_id, row.aggregate): row.requested_at for row in database.read(
-                lambda connection: connection.execute(sa.select(WarmRequestRow.__table__)).all())}
+        self._requested: dict[Key, float] = {}
         # Those that are over, and rows still.
         self._over: set[tuple[str, str, float]] = set()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read all of them: one may have been written by another storage node.
+
+        :raises DatabaseAway: if they cannot be read.
+        """
+        # None is added meanwhile.
+        with self._adding:
+            rows = self._database.read(
+                lambda connection: connection.execute(sa.select(WarmRequestRow.__table__)).all())
+            with self._lock:
+                self._requested = {
+                    (row.image_id, row.aggregate): row.requested_at for row in rows
+                    if (row.image_id, row.aggregate, row.requested_at) not in self._over}
 
     def all(self) -> list[Key]:
         """Return the requests, the oldest first."""
@@ -41,10 +56,12 @@ class WarmRequests:
         :raises DatabaseAway: if that cannot be done; none counts then.
         """
         now = time.time()
-        self._database.write(lambda connection: upsert(connection, WarmRequestRow, [
-            {'image_id': image_id, 'aggregate': name, 'requested_at': now} for name in aggregates]))
-        with self._lock:
-            self._requested.update({(image_id, name): now for name in aggregates})
+        with self._adding:
+            self._database.write(lambda connection: upsert(connection, WarmRequestRow, [
+                {'image_id': image_id, 'aggregate': name, 'requested_at': now}
+                for name in aggregates]))
+            with self._lock:
+                self._requested.update({(image_id, name): now for name in aggregates})
 
     def end(self, keys: Collection[Key]) -> None:
         """Note which are over; their rows go later."""

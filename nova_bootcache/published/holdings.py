@@ -43,6 +43,8 @@ class PublishedHoldings:
         self._base_directory = base_directory
         # What the storage service was told last. The upkeep thread's own.
         self._told: HostReport | None = None
+        # Of the report, as ReportHoldings has it.
+        self._number = 0
 
     def _whole(self) -> list[tuple[CacheEntry, os.stat_result, float]]:
         """Return the cache images with data: entry, the file's status, and the last use."""
@@ -121,16 +123,23 @@ class PublishedHoldings:
         """
         report = self._report()
         storage = self._host.storage
+        self._number += report != self._told
         try:
-            answer = storage.send(ReportHoldings(storage.hostname,
-                                                 None if report == self._told else report))
+            answer = storage.send(ReportHoldings(
+                storage.hostname, None if report == self._told else report, self._number))
             if answer.resend:
-                answer = storage.send(ReportHoldings(storage.hostname, report))
+                answer = storage.send(ReportHoldings(storage.hostname, report, self._number))
         except (messaging.MessagingException, exception.AnswerInvalid) as error:
             LOG.debug('bootcache: the storage service is not told what is here: %s', error)
             self._told = None
             return str(error)
         self._told = report
+        for image_id in answer.moved:
+            # Before guests notice: it is read there from the next round on.
+            try:
+                self._host.chains.find_base(image_id)
+            except (exception.BootcacheError, messaging.MessagingException) as error:
+                LOG.info('image %s: where its base is now is not known yet: %s', image_id, error)
         for image_id in answer.drop:
             try:
                 self._let_go(image_id)

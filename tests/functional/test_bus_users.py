@@ -19,6 +19,7 @@ from bootcache.rpc.client import StorageClient
 from bootcache.rpc.transport import get_transport, target
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.glance.listener import ImageEvents, get_listener
+from glance_bootcache.nodes import routing
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / 'doc' / 'source' / 'security.rst'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -206,6 +207,30 @@ def test_glance_tells_of_images_and_reads_none_of_it(service, client, conf, url,
     transport.cleanup()
     for what in (reads(QUESTIONS), binds(QUESTIONS), reads(EVENTS)):
         assert tries(GLANCE, what) == 'refused'
+
+
+def test_what_storage_nodes_hand_on_is_theirs(conf, tries):
+    asked, transport = Asked(), get_transport(conf(STORAGE))
+    server = messaging.get_rpc_server(transport, routing.target(server='storage'), [asked],
+                                      executor='threading')
+    server.start()
+    handed_on = messaging.get_rpc_client(transport, routing.target(), timeout=30)
+    # As to one node, and as to all.
+    assert handed_on.prepare(server='storage').call(
+        {}, 'get_image', image_id=IMAGE) == {'image_id': IMAGE}
+    handed_on.prepare(fanout=True).cast({}, 'image_registered', image_id=IMAGE)
+    until(lambda: ('image_registered', IMAGE) in asked.done, 'what all are told')
+    exchange, queue = routing.EXCHANGE, f'{routing.TOPIC}.storage'
+    for user in HOST, GLANCE:
+        for what in (sends(exchange, queue), sends(f'{exchange}_fanout', ''), sends('', queue),
+                     reads(queue), binds(exchange), binds(f'{exchange}_fanout'),
+                     lambda channel: channel.queue_delete(queue)):
+            assert tries(user, what) == 'refused'
+    for what in sends(f'{exchange}_fanout', ''), reads(queue):
+        assert tries(STORAGE, what) == 'done'
+    server.stop()
+    server.wait()
+    transport.cleanup()
 
 
 def test_who_has_another_virtual_host_reaches_nothing(service, tries):

@@ -22,10 +22,10 @@ from glance_bootcache import conf as glance_conf
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import engine, models, schema, start
 from glance_bootcache.db.engine import Database, upsert
-from glance_bootcache.db.node import StorageNode
 from glance_bootcache.db.writer import Writer
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.storage import imagerows
 from glance_bootcache.storage.lastuses import LastUses

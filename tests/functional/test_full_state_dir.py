@@ -8,9 +8,9 @@ import pytest
 
 from bootcache import exception
 from glance_bootcache.db import start
-from glance_bootcache.db.node import StorageNode
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import imagework
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.storage.store import ImageStore
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -28,10 +28,10 @@ from bootcache.manifest import (
 )
 from bootcache.reasons import Cause, Reason
 from bootcache.workingset import Extent, WorkingSet
-from glance_bootcache.db import node
 from glance_bootcache.db.engine import Database
 from glance_bootcache.db.models import FileRow
-from glance_bootcache.db.node import StorageNode
+from glance_bootcache.nodes import node
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.storage.nodefiles import FileKind
 from tools import storedimages
 

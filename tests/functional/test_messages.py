@@ -24,7 +24,6 @@ from bootcache.rpc.client import StorageClient
 from bootcache.rpc.messages import (
     MESSAGES,
     NO_IMAGE,
-    VERSION,
     AbandonSnapshot,
     BeginSnapshot,
     BuildImage,
@@ -46,6 +45,7 @@ from bootcache.rpc.messages import (
     ImageRegistered,
     ListHosts,
     ListImages,
+    ListNodes,
     PinImage,
     PlanBoot,
     PromoteImage,
@@ -55,6 +55,7 @@ from bootcache.rpc.messages import (
     ReportProgress,
     ReportWarm,
     ServeStored,
+    SetNodeWish,
     SnapshotProgress,
     StoredExport,
     TakeSlot,
@@ -70,6 +71,7 @@ from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes.commands import NodeCommands
 from glance_bootcache.rpc import validation
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
@@ -113,6 +115,7 @@ class Neighbours:
             if name == 'report_profile' and arguments[0].image_id != IMAGE:
                 raise exception.InvalidWorkingSet('outside')
             return {'plan_boot': STOCK,
+                    'list_nodes': [{'name': 'storage-1', 'state': 'up'}], 'set_wish': True,
                     'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
                     'get_working_set': None, 'pin': True, 'offer': ExchangeOffer(b'torrent',
                         (('192.0.2.1', 1),)),
@@ -167,8 +170,11 @@ class Unheard:
     def __init__(self, calls):
         self._calls = calls
 
-    def note(self, *_arguments):
+    def note(self, *_arguments, **_named):
         pass
+
+    def of(self, *_arguments):
+        return ()
 
     def forget(self, name):
         self._calls.put(('forget', (name,), {}))
@@ -185,7 +191,8 @@ def manager(conf):
     server = validation.get_server(get_transport(conf), 'storage',
                                    Endpoints(*parts, Unheard(manager.calls), manager.rejected,
                                              Neighbour(manager, ExchangeOffers),
-                                             Neighbour(manager, SnapshotJobs), metrics),
+                                             Neighbour(manager, SnapshotJobs), metrics,
+                                             Neighbour(manager, NodeCommands)),
                                    manager.rejected, metrics)
     server.start()
     yield manager
@@ -216,14 +223,16 @@ def whole(name, message, **named):
     (*whole('report_progress', ReportProgress(IMAGE, 'token', 5)), None),
     (*whole('report_profile', BOOTED), None),
     (*whole('report_boot', SERVED, only_host=True), None),
-    (ReportHoldings('host', REPORT), ('report', ('host', REPORT, ANY, ANY), {}),
+    (ReportHoldings('host', REPORT), ('report', ('host', REPORT, ANY, ANY, 0), {}),
      HoldingsAnswer((IMAGE,))),
-    (ReportHoldings('host', None), ('report', ('host', None, ANY, ANY), {}),
+    (ReportHoldings('host', None, 3), ('report', ('host', None, ANY, ANY, 3), {}),
      HoldingsAnswer((IMAGE,))),
     (*whole('report', ReportWarm(IMAGE, 'host', WarmOutcome.ERROR, 'no room')), None),
     (ListHosts(), ('describe', (None,), {}), [{'host': 'one', 'seen': 1.5}]),
     (HostBases('one'), ('bases', ('one',), {}), {'seen': 1.5, 'bases': None}),
     (ForgetHost('one'), ('forget', ('one',), {}), True),
+    (ListNodes(), ('list_nodes', (), {}), [{'name': 'storage-1', 'state': 'up'}]),
+    (SetNodeWish('storage-1', 'drained'), ('set_wish', ('storage-1', 'drained'), {}), True),
     (ImageHosts(IMAGE), ('image_hosts', (IMAGE,), {}), {'storage': 'disk', 'hosts': []}),
     (EvictImage(IMAGE, None), ('evict', (IMAGE, None), {}), ['one']),
     (EvictImage(IMAGE, ['one']), ('evict', (IMAGE, ['one']), {}), ['one']),
@@ -409,6 +418,6 @@ def test_nobody_serves(conf):
 
 def test_a_service_of_another_version_refuses(conf, manager, monkeypatch):
     monkeypatch.setattr(Endpoints, 'target', messaging.Target(version='1.0'))
-    with pytest.raises(messaging.RemoteError, match=VERSION):
+    with pytest.raises(messaging.RemoteError, match=PlanBoot.since):
         StorageClient(conf).send(PlanBoot(IMAGE, 'host', 'server'))
     assert manager.calls.empty()

@@ -14,10 +14,11 @@ from service_process import images as images  # likewise
 from service_process import service as service  # likewise
 
 from glance_bootcache.db import conf as db_conf
-from glance_bootcache.db import node, schema
+from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
 from glance_bootcache.db.models import StorageNodeRow
 from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.nodes import node
 from tools.databases import MariaDB
 
 

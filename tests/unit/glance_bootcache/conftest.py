@@ -6,6 +6,7 @@ import shutil
 import types
 
 import fakes_manager
+import fakes_nodes
 import pytest
 from fakes_clock import Clock
 from fakes_rpc import Sender
@@ -34,6 +35,8 @@ from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes.commands import NodeCommands
+from glance_bootcache.nodes.membership import Membership
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -164,7 +167,8 @@ def made_house(storage_conf, no_qemu, database):
             house.endpoints = Sender(Endpoints(
                 house.controller, house.hosts, house.table, house.operators, house.warming,
                 house.needs, house.rejected,
-                house.offers, fakes_manager.FakeSnapshots(), house.metrics), house.rejected,
+                house.offers, fakes_manager.FakeSnapshots(), house.metrics,
+                NodeCommands(database, Membership(1), house.store)), house.rejected,
                 house.metrics)
             if has_hosts:
                 house.controller.host_reported()
@@ -245,3 +249,13 @@ def events_do_not_wait_long(monkeypatch):
 def generations_begin_at_one(monkeypatch):
     """Generations are at least the time: here it is the beginning of the epoch."""
     monkeypatch.setattr(controller_module, 'time', types.SimpleNamespace(time=lambda: 0.0))
+
+
+@pytest.fixture
+def cloud(database, tmp_path):
+    return fakes_nodes.Cloud(database, tmp_path)
+
+
+@pytest.fixture
+def numbers(cloud):
+    return cloud.numbers

@@ -103,13 +103,14 @@ class FakeClient:
     def __init__(self):
         self.calls = []
         self.fails = None
-        self.refused = {}     # by image, for WarmImage and EvictImage
+        self.refused = {}     # by image, for WarmImage and EvictImage, and by node
         self.hosts = []
         self.bases = {}       # by host
         self.where = {}       # by image
         self.warming = {}     # by image
         self.images = {}
         self.pinned = {}
+        self.nodes = []
 
     def send(self, message):
         """Return the scripted answer."""
@@ -120,12 +121,18 @@ class FakeClient:
             case messages.EvictImage() | messages.WarmImage() \
                     if message.image_id in self.refused:
                 raise refusal(self.refused[message.image_id])
+            case messages.SetNodeWish(name, _) if name in self.refused:
+                raise refusal(self.refused[name])
             case messages.ListHosts():
                 return [] if message.marker else self.hosts
             case messages.HostBases(host):
                 return self.bases.get(host)
             case messages.ForgetHost(host):
                 return host in self.bases
+            case messages.ListNodes():
+                return self.nodes
+            case messages.SetNodeWish(name, _):
+                return name in [entry['name'] for entry in self.nodes]
             case messages.ImageHosts(image_id):
                 return self.where.get(image_id)
             case messages.EvictImage(image_id, hosts):
@@ -173,6 +180,12 @@ def paused(servers, *named):
 def bases(count, *named):
     """How a host reads bases, as HostBases tells it."""
     return {'seen': 2.0, 'bases': plain(BasesRead(count, tuple(BaseRead(*one) for one in named)))}
+
+
+def node(name, **more):
+    """A storage node as ListNodes tells it."""
+    return {'name': name, 'state': 'up', 'wish': None, 'restored': False, 'silent': 1.4,
+            'images': 0, 'free_bytes': 1 << 30, 'rpc': '2.1', 'answers': False, **more}
 
 
 def image(image_id, **more):

@@ -5,10 +5,11 @@ import re
 import shlex
 
 import pytest
-from fakes_cli import OTHER, bases, entry_points, held, host, image, report
+from fakes_cli import OTHER, bases, entry_points, held, host, image, node, report
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / 'doc' / 'source' / 'cli.rst'
 EXAMPLES = re.findall(r'^    bootcache (.*)$', PAGE.read_text(), re.MULTILINE)
+OF_NODES = re.findall(r'^ +bootcache (.*)$', PAGE.with_name('nodes.rst').read_text(), re.MULTILINE)
 # These need QEMU and matplotlib; tests/e2e/test_cli.py runs them.
 # And this asks Glance: test_cli_clean.py. This writes files: test_ca.py.
 # These ask Nova: tests/e2e/test_deployment.py.
@@ -20,11 +21,12 @@ def test_every_command_has_an_example(name):
     assert any(f'{example} '.startswith(f'{name} ') for example in EXAMPLES)
 
 
-@pytest.mark.parametrize('example', [example for example in EXAMPLES
+@pytest.mark.parametrize('example', [example for example in dict.fromkeys([*EXAMPLES, *OF_NODES])
                                      if not example.startswith(ELSEWHERE)])
 def test_examples_run(cli, example):
     cli.api.images[OTHER] = image(OTHER)
     cli.api.hosts = [host('compute7', 1)]
+    cli.api.nodes = [node('storage2'), node('storage3')]
     cli.api.bases['compute7'] = bases(1, (OTHER, '10.0.0.5:10810', 'a-0', 1e9, None))
     cli.api.where[OTHER] = {'storage': 'disk', 'hosts': [held('compute7')], 'exchanged': [
         {'file': 'cache image', 'size': 4, 'to': 'compute7', 'way': 'exchanged', 'copied': 0,
@@ -34,7 +36,7 @@ def test_examples_run(cli, example):
     cli.time.after(2, lambda: cli.api.where[OTHER]['hosts'].clear())
     done = cli(*shlex.split(example))
     assert done.code == 0, done.err
-    assert 'compute7' in done.out or OTHER in done.out or '65536' in done.out
+    assert any(word in done.out for word in ('compute7', 'storage', OTHER, '65536'))
 
 
 def test_outcomes_are_described():

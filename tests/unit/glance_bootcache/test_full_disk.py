@@ -201,10 +201,10 @@ def test_ids_that_glance_never_knew_leave_nothing(house):
     for image in IMAGES:
         house.endpoints.image_registered({}, image)
     house.looked()
-    assert os.listdir(house.store._images) == []
+    assert os.listdir(house.store.images_directory) == []
     house.images.away = False
     house.later(600)
-    assert os.listdir(house.store._images) == []
+    assert os.listdir(house.store.images_directory) == []
     # Nobody asks for them any more.
     house.images.get = lambda image_id: pytest.fail('asked')
     for _hour in range(24):

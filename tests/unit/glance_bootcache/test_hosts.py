@@ -11,7 +11,10 @@ from bootcache.manifest import Manifest, Standing, Wished
 from bootcache.rpc.messages import HoldingsAnswer, PlanBoot
 from glance_bootcache import availability
 from glance_bootcache.hosts import holdings
+from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.images import policy
+from glance_bootcache.nodes.node import StorageNode
+from glance_bootcache.storage.store import ImageStore
 from tools import storedimages
 
 
@@ -94,6 +97,81 @@ def test_a_service_that_was_restarted_asks_for_the_holdings(house):
     assert house.table.describe() == []
     assert house.table.report('one', holding(IMAGE)) == HoldingsAnswer()
     assert house.table.report('one', None) == HoldingsAnswer()
+
+
+# Several storage nodes: each hears of a host's report, some of them by another one.
+
+def test_nothing_new_is_said_of_the_last_report(house):
+    """One that has come to another node alone is to be told here."""
+    table, sender = house.table, 'process x'
+    assert table.report('one', holding(IMAGE), sender=sender, number=1) == HoldingsAnswer()
+    assert table.report('one', None, sender=sender, number=1) == HoldingsAnswer()
+    for number in 0, 2:
+        assert table.report('one', None, sender=sender, number=number).resend
+    assert table.report('one', None, sender=sender, number=1) == HoldingsAnswer()
+    assert table.report('one', None, sender='process y', number=1).resend
+    table.report('one', holding(OTHER), sender=sender, number=2)
+    assert table.report('one', None, sender=sender, number=1).resend
+    assert table.report('one', None, sender=sender, number=2) == HoldingsAnswer()
+    assert generations(house) == {} and generations(house, OTHER) == {'one': 0}
+    # It numbers anew after its restart, and is another process then.
+    table.report('one', holding(IMAGE), sender='process y', number=1)
+    assert table.report('one', None, sender=sender, number=2).resend
+    assert table.report('one', None, sender='process y', number=1) == HoldingsAnswer()
+
+
+def test_a_report_that_is_not_known_says_nothing_of_the_host(house):
+    house.table.report('one', holding(IMAGE), number=1)
+    house.seconds.now += 60
+    seen = house.table.seen()
+    assert house.table.report('one', None, number=2).resend and house.table.seen() == seen
+
+
+@pytest.fixture
+def elsewhere(house, database, tmp_path):
+    """The images of another storage node, by the same database."""
+    node = StorageNode(database, str(tmp_path / 'other.json'), 'storage-2', lambda seconds: None)
+    (tmp_path / 'other').mkdir()
+    return ImageStore(str(tmp_path / 'other'), database, node.id)
+
+
+def test_of_another_node_s_image_the_same_is_to_go(house, elsewhere):
+    elsewhere.add(Manifest(IMAGE))
+    house.store.refresh()
+    assert house.store.load(IMAGE) is None
+    assert house.table.report('one', holding(IMAGE)).drop == ()
+    elsewhere.change(IMAGE, lambda known: known.wishing(generation=1))
+    house.store.refresh()
+    assert house.table.report('one', holding(IMAGE)).drop == (IMAGE,)
+    assert house.table.report('one', holding(IMAGE, generation=1)).drop == ()
+    elsewhere.change(IMAGE, lambda known: known.standing_at(Standing.SKIPPED))
+    house.store.refresh()
+    assert house.table.report('one', holding(IMAGE, generation=1)).drop == (IMAGE,)
+
+
+def test_what_was_deleted_and_is_another_node_s_since_stays(house, elsewhere):
+    house.orders.add_for_all(IMAGE)
+    assert house.table.report('one', holding(IMAGE)).drop == (IMAGE,)
+    elsewhere.add(Manifest(IMAGE))
+    house.store.refresh()
+    assert house.table.report('one', holding(IMAGE)).drop == ()
+
+
+def test_what_another_node_orders_to_go_goes(house, database):
+    other = Orders(database)
+    house.table.report('one', holding(IMAGE, OTHER))
+    other.add(IMAGE, ['one'])
+    other.add_for_all(OTHER)
+    assert house.table.report('one', None).drop == ()
+    house.orders.refresh()
+    assert set(house.table.report('one', None).drop) == {IMAGE, OTHER}
+    # What the host has followed stays so, also before its row is gone.
+    house.table.report('one', holding())
+    house.orders.refresh()
+    assert house.orders.of('one') == frozenset()
+    house.writer.write()
+    other.refresh()
+    assert other.of('one') == frozenset() and other.is_for_all(OTHER)
 
 
 # Generations.

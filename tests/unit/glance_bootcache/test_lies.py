@@ -41,7 +41,8 @@ RIGHT = {
     'certificate': 'CN=one', 'sha256': 'ab' * 32,
     'address': '192.0.2.21', 'port': 10811, 'rack': 'a', 'file': 'sha512:ab', 'way': 'stalled',
     'got': [['192.0.2.22', 5]], 'copied': 5, 'gives': False, 'holds': False,
-    'snapshot_id': IMAGE, 'token': 'f' * 32, 'virtual_bytes': 1 << 30, 'marker': None}
+    'snapshot_id': IMAGE, 'token': 'f' * 32, 'virtual_bytes': 1 << 30, 'marker': None,
+    'number': 1, 'name': 'storage-1', 'wish': 'drained'}
 MEGABYTE = 'x' * (1 << 20)
 FORGED = 'one\n2026-01-01 00:00:00.000 1 ERROR glance_bootcache.service forged\x1b[2J'
 NUMBERS = [-1, 1 << 63, 10 ** 400, math.nan, math.inf, -math.inf, True]
@@ -80,6 +81,9 @@ LIES = {
     'snapshot_id': [*TEXTS, IMAGE + '\n', IMAGE[:-1], '{' + IMAGE + '}', *NUMBERS, *OTHERS],
     'token': [*TEXTS, *NUMBERS, *OTHERS, 'F' * 32, 'f' * 31, 'f' * 32 + '\n'],
     'virtual_bytes': [*NUMBERS, *TEXTS, *OTHERS, 0, 511, '512'],
+    'number': [*NUMBERS, *TEXTS, *OTHERS[:-1], '5'],
+    'name': [*TEXTS, 'two words', *NUMBERS, *OTHERS],
+    'wish': [*TEXTS, *NUMBERS, *OTHERS[1:], 'up', 'DRAINED'],
     'hosts': [MEGABYTE, 7, {}, [FORGED], ['one', None], ['one'] * 20_001],
     'aggregates': [None, MEGABYTE, 7, {}, [FORGED], [None], ['racks'] * 1001]}
 
@@ -121,7 +125,8 @@ def test_a_message_is_read_as_it_was_sent(method):
 
 
 @pytest.mark.parametrize('method, answer', [
-    ('report_holdings', HoldingsAnswer()), ('report_holdings', HoldingsAnswer((IMAGE,), True)),
+    ('report_holdings', HoldingsAnswer()),
+    ('report_holdings', HoldingsAnswer((IMAGE,), True, (IMAGE,))),
     ('serve_stored', None), ('serve_stored', StoredExport(settle=False)),
     ('serve_stored', StoredExport(True, ('192.0.2.1', 1), True, 'a', 'b', 1, 'c', 'raw', 'd')),
     ('begin_snapshot', SnapshotProgress()), ('finish_snapshot', SnapshotProgress(url='rbd://x')),
@@ -137,7 +142,8 @@ def test_an_answer_is_read_as_it_was_sent_and_what_is_new_is_ignored(method, ans
 
 @pytest.mark.parametrize('method, wrong', [
     ('report_holdings', None), ('report_holdings', [IMAGE]), ('report_holdings', {'drop': ['x']}),
-    ('report_holdings', {'resend': 1}), ('serve_stored', {}), ('serve_stored', 'no'),
+    ('report_holdings', {'resend': 1}), ('report_holdings', {'moved': ['x']}),
+    ('serve_stored', {}), ('serve_stored', 'no'),
     ('serve_stored', {'settle': True, 'server': ['a']}),
     ('serve_stored', {'settle': True, 'stored_bytes': -1}),
     ('finish_snapshot', {'url': 'x'}), ('finish_snapshot', {'url': 'a://' + 'x' * 1001}),
@@ -246,7 +252,7 @@ def test_what_makes_sense_is_taken_beside_what_does_not(house):
               'unsettled': {'servers': 1, 'named': [{'server': FORGED, 'why': MEGABYTE[:999]}]},
               'rpc': FORGED}
     assert house.endpoints.say('report_holdings', host='one', report=report) \
-        == {'drop': [], 'resend': False}
+        == {'drop': [], 'resend': False, 'moved': []}
     host, = house.table.describe()
     assert (host['images'], host['quotas'], host['rpc']) == (1, {'disk': 5}, None)
     assert all(text.isprintable() and len(text) <= 255

@@ -50,7 +50,7 @@ def test_many_images_come_by_pages(house):
 def test_a_page_of_images_with_all_that_is_known_of_one_fits_a_message(house, monkeypatch):
     ready(house)
     known = house.store.load(IMAGE)
-    monkeypatch.setattr(house.store, 'manifests', lambda: [known] * 20_000)
+    monkeypatch.setattr(house.store, 'everywhere', lambda: [known] * 20_000)
     answer = house.endpoints.say('list_images')
     assert len(answer) == PAGE_ENTRIES and len(body(answer)) <= LONGEST_MESSAGE
 

@@ -9,7 +9,7 @@ from oslo_config import cfg
 from bootcache.manifest import Made, Manifest
 from glance_bootcache.cli import manage
 from glance_bootcache.db.models import StorageNodeRow
-from glance_bootcache.db.node import RESTORED
+from glance_bootcache.nodes.node import RESTORED
 from glance_bootcache.storage.servedexports import ServedExports
 from tools import storedimages
 

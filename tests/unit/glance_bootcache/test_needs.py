@@ -279,6 +279,78 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(known, restarted, monke
     assert restarted(known).hosts(OTHER) == kept
 
 
+# Several storage nodes: one hears of a host, and tells the others.
+
+def test_what_another_node_has_heard_counts_and_is_not_written(known, restarted):
+    known.note('one', report(IMAGE), is_told=True)
+    assert known.hosts(IMAGE) == ['one'] and known.changes(True) is None
+    assert restarted(known).hosts(IMAGE) == []
+    known.note('one', report(OTHER), is_told=True)
+    assert known.hosts(IMAGE) == [] and known.hosts(OTHER) == ['one']
+    assert known.changes(True) is None
+
+
+def test_who_heard_of_a_host_last_writes_it(known, database, clock):
+    """Its reports come to one node and to another: what the rows have neither knows."""
+    first, second = known, ReportedNeeds(database, clock)
+    third = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+    def heard(by, told, *images):
+        by.note('one', report(*images))
+        told.note('one', report(*images), is_told=True)
+        Writer(database, [by.changes]).write()
+        assert told.changes(True) is None
+        stored = ReportedNeeds(database)
+        assert sorted(image for image in (IMAGE, OTHER, third) if stored.hosts(image)) \
+            == sorted(images)
+
+    heard(first, second, IMAGE)
+    heard(second, first, OTHER, third)
+    # It was of these images when this node wrote it last.
+    heard(first, second, IMAGE)
+    heard(first, second, IMAGE, OTHER)
+    heard(second, first)
+
+
+def test_what_it_heard_itself_before_is_the_other_one_s_to_write(known, database):
+    known.note('one', report(IMAGE))
+    known.note('one', report(OTHER), is_told=True)
+    assert known.changes(True) is None
+    known.note('two', report(IMAGE))
+    Writer(database, [known.changes]).write()
+    assert ReportedNeeds(database).hosts(IMAGE) == ['two']
+
+
+def test_that_nothing_is_new_is_told_as_well(known, clock):
+    """A host that is heard of anywhere is not silent."""
+    known.note('one', HostReport(), is_told=True)
+    for _day in range(3):
+        clock.now += DAY
+        known.note('one', None, is_told=True)
+    assert known.needed(IMAGE)
+
+
+def test_a_host_is_asked_for_what_it_has_named_alone(known):
+    known.note('one', report(IMAGE, OTHER))
+    known.note('old', HostReport())
+    assert known.of('one', frozenset([OTHER])) == (OTHER,)
+    assert known.of('one', frozenset([OTHER, IMAGE])) == (IMAGE, OTHER)
+    assert known.of('one', frozenset()) == ()
+    for name in 'old', 'nobody':
+        assert known.of(name, frozenset([IMAGE])) == ()
+
+
+def test_a_host_that_an_operator_forgets_is_forgotten_by_all_nodes(known, database, clock):
+    """\"bootcache host forget\" is answered by one of them, and told to the others."""
+    other = ReportedNeeds(database, clock)
+    known.note('one', report(IMAGE))
+    other.note('one', report(IMAGE), is_told=True)
+    clock.now += 300
+    assert known.forget('one') and other.forget('one')
+    Writer(database, [known.changes, other.changes]).write()
+    assert not other.needed(IMAGE) and not ReportedNeeds(database, clock).needed(IMAGE)
+
+
 # Upkeep.
 
 def base(house, image_id, standing=Standing.DONE):

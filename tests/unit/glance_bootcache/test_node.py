@@ -9,13 +9,14 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from bootcache.exception import ConfigurationError
+from bootcache.exception import ConfigurationError, DatabaseAway
 from bootcache.manifest import Manifest
 from glance_bootcache.db import conf as db_conf
-from glance_bootcache.db import node
 from glance_bootcache.db.engine import Database
-from glance_bootcache.db.models import StorageNodeRow
-from glance_bootcache.db.node import StorageNode
+from glance_bootcache.db.models import NodeWish, StorageNodeRow
+from glance_bootcache.nodes import node
+from glance_bootcache.nodes.membership import Membership, NodeRecord
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.store import ImageStore
 
@@ -292,3 +293,167 @@ def test_a_damaged_file_says_nothing(database, path, text, caplog):
         stream.write(text)
     assert not StorageNode(database, path, 'one', no_sleep).is_restored
     assert 'cannot be used' in caplog.text
+
+
+# Several nodes.
+
+@pytest.fixture
+def shared(database, monkeypatch):
+    """A database that several nodes may use: SQLite is no such one, and stands for it here."""
+    monkeypatch.setattr(database, 'file', None)
+    return database
+
+
+def row(database, number):
+    return database.read(lambda connection: connection.execute(sa.select(
+        StorageNodeRow.__table__).where(StorageNodeRow.id == number)).one())
+
+
+def test_with_sqlite_a_second_node_is_refused_and_told_what_to_do(database, path):
+    one = StorageNode(database, path, 'one', no_sleep)
+    with pytest.raises(ConfigurationError, match=r'share a MariaDB in .*, and not SQLite'):
+        StorageNode(database, f'{path}.two', 'two', lambda seconds: one.beat())
+    assert database.read(lambda connection: connection.execute(
+        sa.select(sa.func.count()).select_from(StorageNodeRow)).scalar()) == 1
+
+
+def test_with_another_database_nodes_of_other_names_start_at_once(shared, path):
+    one = StorageNode(shared, path, 'one', no_sleep)
+    two = StorageNode(shared, f'{path}.two', 'two', no_sleep)
+    assert one.beat() and two.beat() and one.id != two.id
+    # Also after an unclean end, and one that was silent.
+    for _beat in range(100):
+        one.beat()
+    assert StorageNode(shared, f'{path}.two', 'two', no_sleep).id == two.id
+
+
+def test_a_name_is_one_node_s_there_as_well(shared, path):
+    one = StorageNode(shared, path, 'one', no_sleep)
+    with pytest.raises(ConfigurationError, match='works as one') as refused:
+        StorageNode(shared, f'{path}.two', 'one', lambda seconds: one.beat())
+    assert 'not SQLite' not in str(refused.value)
+    shutil.copy(path, f'{path}.copy')
+    for _beat in range(100):
+        one.beat()
+    with pytest.raises(ConfigurationError, match=r'node\.json from a .*copied'):
+        StorageNode(shared, f'{path}.copy', 'one', lambda seconds: one.beat())
+    two = StorageNode(shared, f'{path}.two', 'two', no_sleep)
+    with pytest.raises(ConfigurationError, match='is another storage node\'s'):
+        StorageNode(shared, f'{path}.two', 'one', lambda seconds: None)
+    assert one.beat() and two.beat()
+
+
+def test_each_beat_tells_what_a_node_has_and_hears_of_all(shared, path):
+    one = StorageNode(shared, path, 'one', no_sleep)
+    two = StorageNode(shared, f'{path}.two', 'two', no_sleep)
+    membership, room = Membership(one.id), [5]
+    one.start(lambda: pytest.fail('it is the same database'),
+              told=lambda: {'rpc': '2.1', 'look_rules': 3, 'free_bytes': room[0]},
+              membership=membership)
+    try:
+        known = {each.record.number: each.record for each in membership.nodes()}
+        assert membership.are_several, 'before anything is answered'
+        assert known == {
+            one.id: NodeRecord(one.id, 'one', row(shared, one.id).beat, False, None, '2.1', 3, 5),
+            two.id: NodeRecord(two.id, 'two', row(shared, two.id).beat)}
+        room[0] = 7
+        node.wish(shared, 'two', NodeWish.DRAINED)
+        assert one.beat() and two.beat()
+        assert membership.node(one.id).record.free_bytes == 7
+        assert membership.node(two.id).record.wish is NodeWish.DRAINED
+    finally:
+        one.stop()
+
+
+def test_what_a_later_release_wants_of_a_node_is_nothing_here(shared, path):
+    one, membership = StorageNode(shared, path, 'one', no_sleep), Membership(1)
+    shared.write(lambda connection: connection.execute(
+        sa.update(StorageNodeRow).values(wish='painted', rpc=None, free_bytes=None)))
+    one.start(lambda: pytest.fail('it is the same database'), membership=membership)
+    one.stop()
+    assert membership.node(one.id).record == NodeRecord(one.id, 'one', row(shared, one.id).beat)
+    assert row(shared, one.id).wish == 'painted', 'it is for that one to say'
+
+
+def test_a_node_whose_database_is_away_hears_nothing(shared, path, monkeypatch):
+    one, membership = StorageNode(shared, path, 'one', no_sleep), Membership(1)
+    write = shared.write
+
+    def away(work):
+        raise DatabaseAway('it does not answer')
+
+    monkeypatch.setattr(shared, 'write', away)
+    one.start(lambda: pytest.fail('it is the same database'), membership=membership)
+    one.stop()
+    assert membership.nodes() == [] and not membership.may_judge
+    monkeypatch.setattr(shared, 'write', write)
+    assert one.beat() and len(membership.nodes()) == 1
+
+
+def test_a_replaced_database_says_nothing_of_others(shared, path):
+    one, membership = StorageNode(shared, path, 'one', no_sleep), Membership(1)
+    one._membership = membership
+    shared.write(lambda connection: connection.execute(
+        sa.update(StorageNodeRow).values(beat=1)))
+    assert not one.beat() and membership.nodes() == []
+
+
+def test_a_node_that_does_not_work_does_not_beat_and_judges_nobody(shared, path, monkeypatch,
+                                                                   caplog):
+    caplog.set_level('INFO')
+    monkeypatch.setattr(node, 'BEAT_SECONDS', 0.01)
+    one, membership = StorageNode(shared, path, 'one', no_sleep), Membership(1)
+    faults, asked, goes_on = [''], threading.Semaphore(0), threading.Semaphore(0)
+
+    def fault():
+        asked.release()
+        assert goes_on.acquire(timeout=60)
+        return faults[-1]
+
+    def turn(found):
+        """One more beat, which finds that; what came of it is there when it returns."""
+        faults.append(found)
+        goes_on.release()
+        assert asked.acquire(timeout=60)
+
+    one.start(lambda: pytest.fail('it is the same database'), fault, membership=membership)
+    try:
+        assert asked.acquire(timeout=60)
+        turn('')
+        beat = row(shared, one.id).beat
+        assert membership.may_judge
+        for _beat in range(3):
+            turn('disk: it hangs')
+            assert row(shared, one.id).beat == beat and not membership.may_judge
+        turn('')
+        assert row(shared, one.id).beat == beat + 1 and membership.may_judge
+    finally:
+        faults.append('')
+        one._stopping.set()
+        goes_on.release(9)
+        one.stop()
+    told = [record.getMessage() for record in caplog.records if 'disk: it hangs' in record.message]
+    assert len(told) == 1 and 'away for the others' in told[0]
+    assert 'this storage node works again' in caplog.text
+
+
+@pytest.mark.parametrize('wanted', NodeWish)
+def test_what_an_operator_wants_is_written(database, path, wanted):
+    one = StorageNode(database, path, 'one', no_sleep)
+    assert node.wish(database, 'one', wanted) and row(database, one.id).wish == wanted.value
+    assert node.wish(database, 'one', wanted)
+    assert not node.wish(database, 'two', wanted)
+    assert node.wish(database, 'one', None) and row(database, one.id).wish is None
+
+
+def test_a_node_that_nothing_names_is_forgotten_with_its_row(shared, path):
+    """What is named is in test_homes.py."""
+    one = StorageNode(shared, path, 'one', no_sleep)
+    two = StorageNode(shared, f'{path}.two', 'two', no_sleep)
+    node.forget(shared, two.id, one.id)
+    node.forget(shared, two.id, one.id)
+    assert not two.beat() and one.beat()
+    assert node.number(shared, f'{path}.two') is None
+    # It comes back as a new one, that removes nothing.
+    again = StorageNode(shared, f'{path}.two', 'two', no_sleep)
+    assert again.is_restored and again.beat() and row(shared, again.id).wish is None

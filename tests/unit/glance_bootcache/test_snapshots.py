@@ -15,7 +15,7 @@ from bootcache import exception
 from bootcache.manifest import Made, Manifest
 from bootcache.rpc.messages import BeginSnapshot, SnapshotProgress
 from bootcache.util import logthrottle
-from glance_bootcache.db.node import StorageNode
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage

@@ -470,9 +470,9 @@ def test_what_no_row_names_is_left_and_told(store, again):
         with open(path, 'w'):
             pass
     for directory in 'lost+found', THIRD:
-        os.mkdir(os.path.join(store._images, directory))
+        os.mkdir(os.path.join(store.images_directory, directory))
     again().retire_left()
-    assert sorted(os.listdir(store._images)) == [OTHER, IMAGE, 'lost+found']
+    assert sorted(os.listdir(store.images_directory)) == [OTHER, IMAGE, 'lost+found']
     assert store.files.unnamed() == [store.path(OTHER, 'base-1.img'), stray]
     store.remove(IMAGE)
     assert names(store) == ['cache-0.qcow2'] and manifest is not None

@@ -172,7 +172,7 @@ def test_names_that_one_sender_makes_up_push_no_host_out(later, caplog, monkeypa
     assert later.rejected.counts() == {('report_holdings', 'host'): refused}
     assert len(later.table.describe()) == 50 and later.table._held == 50
     assert later.endpoints.say('report_holdings', host='honest', report=None) \
-        == {'drop': [], 'resend': False}
+        == {'drop': [], 'resend': False, 'moved': []}
     assert [entry['host'] for entry in later.table.holders(IMAGE)] == ['honest']
     assert later.needs.hosts(IMAGE) == ['honest']
     assert len(caplog.text) < 1 << 20
@@ -201,7 +201,7 @@ def test_that_nothing_is_new_confirms_no_lie_in_the_host_s_name(later):
     assert not say('ab' * 16, None)['resend']
     say('cd' * 16, HostReport(needs=frozenset()))
     said = later.needs._hosts['victim'].seen
-    assert say('ab' * 16, None) == {'drop': [], 'resend': True}
+    assert say('ab' * 16, None) == {'drop': [], 'resend': True, 'moved': []}
     assert later.needs._hosts['victim'].seen == said
     assert say('cd' * 16, None)['resend'] is False
     say('ab' * 16, own)

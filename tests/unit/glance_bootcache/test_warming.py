@@ -11,7 +11,10 @@ from fakes_warming import ready as ready  # the fixture
 from keystoneauth1 import exceptions as ks_exceptions
 
 from bootcache import exception
+from glance_bootcache.nodes.node import StorageNode
+from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.warming import runner
+from glance_bootcache.warming.warmrequests import WarmRequests
 
 AWAY = ks_exceptions.ConnectFailure('refused')
 
@@ -334,3 +337,132 @@ def test_a_host_that_is_warmed_while_it_waits_for_its_next_attempt(ready):
     assert done(ready) == [True] and outcomes(ready) == {'edge': {'three': 'cached'}}
     step(ready, 600)
     assert len(ready.nova.asked) == 1
+
+
+# Several storage nodes.
+
+@pytest.fixture
+def elsewhere(database, tmp_path):
+    """The images of another storage node, by the same database."""
+    node = StorageNode(database, str(tmp_path / 'other.json'), 'storage-2', lambda seconds: None)
+    (tmp_path / 'other').mkdir()
+    store = ImageStore(str(tmp_path / 'other'), database, node.id)
+    store.number = node.id
+    return store
+
+
+def move(source, target, home, image=IMAGE):
+    """Have another node work on an image, as it is."""
+    target.refresh()
+    assert target.claim(image, home, lambda known: known)
+    source.refresh()
+
+
+def look(ready):
+    """Look at the requests again."""
+    step(ready, ready.conf.bootcache.poll_interval + 1)
+
+
+def requested(database):
+    return WarmRequests(database).all()
+
+
+def test_requests_of_another_node_s_images_are_left(ready, elsewhere, database):
+    move(ready.store, elsewhere, 1)
+    WarmRequests(database).add(IMAGE, ['racks'])
+    look(ready)
+    ready.restart()
+    look(ready)
+    assert ready.nova.asked == [] and done(ready) == []
+    ready.writer.write()
+    assert requested(database) == [(IMAGE, 'racks')]
+
+
+def test_what_was_begun_here_goes_on_at_the_node_that_takes_the_image_over(
+        ready, elsewhere, database):
+    warm(ready, 'racks', 'edge')
+    step(ready)
+    assert ready.nova.asked == [(('one', 'two'), IMAGE)], 'the other one waits for its turn'
+    move(ready.store, elsewhere, 1)
+    look(ready)
+    assert done(ready) == []
+    step(ready, 1000)
+    assert len(ready.nova.asked) == 1
+    ready.writer.write()
+    assert sorted(requested(database)) == [(IMAGE, 'edge'), (IMAGE, 'racks')], \
+        'they are not over'
+
+
+def test_nor_is_it_over_before_the_requests_are_read_again(ready, elsewhere, database):
+    warm(ready, 'racks')
+    step(ready)
+    move(ready.store, elsewhere, 1)
+    step(ready)
+    look(ready)
+    ready.writer.write()
+    assert requested(database) == [(IMAGE, 'racks')]
+
+
+def test_a_request_comes_with_the_image_that_this_node_takes_over(ready, elsewhere, database):
+    move(ready.store, elsewhere, 1)
+    # Its home wrote it, since this process runs.
+    WarmRequests(database).add(IMAGE, ['edge'])
+    look(ready)
+    assert ready.nova.asked == []
+    move(elsewhere, ready.store, elsewhere.number)
+    look(ready)
+    assert ready.nova.asked == [(('three',), IMAGE)]
+    tell(ready, 'three')
+    step(ready)
+    assert done(ready) == [True]
+    ready.writer.write()
+    assert requested(database) == []
+    look(ready)
+    assert len(ready.nova.asked) == 1
+
+
+def test_a_request_of_an_image_that_nobody_knows_ends_here(ready, database):
+    WarmRequests(database).add(OTHER, ['edge'])
+    look(ready)
+    step(ready)
+    job, = ready.endpoints.get_warming({}, OTHER)
+    assert job['done'] and job['reason']
+    ready.writer.write()
+    assert requested(database) == []
+
+
+def test_while_requests_cannot_be_read_those_that_are_known_go_on(ready, monkeypatch):
+    def away():
+        raise exception.DatabaseAway('it does not answer')
+
+    warm(ready, 'edge')
+    monkeypatch.setattr(ready.requests, 'refresh', away)
+    look(ready)
+    assert ready.nova.asked == [(('three',), IMAGE)]
+
+
+def test_a_request_that_is_over_is_not_read_again(ready, database):
+    """Its row goes later."""
+    warm(ready, 'edge')
+    step(ready)
+    tell(ready, 'three')
+    step(ready)
+    assert requested(database) == [(IMAGE, 'edge')]
+    ready.requests.refresh()
+    assert ready.requests.all() == []
+    ready.writer.write()
+    ready.requests.refresh()
+    assert ready.requests.all() == [] == requested(database)
+
+
+def test_what_the_home_of_before_has_done_is_not_begun_again(ready, elsewhere, database):
+    move(ready.store, elsewhere, 1)
+    theirs = WarmRequests(database)
+    theirs.add(IMAGE, ['edge'])
+    look(ready)
+    theirs.end([(IMAGE, 'edge')])
+    database.write(theirs.changes(True).write)
+    assert requested(database) == []
+    move(elsewhere, ready.store, elsewhere.number)
+    look(ready)
+    assert ready.nova.asked == []

@@ -24,6 +24,7 @@ from bootcache.tier import Medium, TierLimits
 from glance_bootcache.smallca import SmallCA
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
+from nova_bootcache.chains.chains import Chains
 from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
@@ -54,6 +55,8 @@ class Host:
         self.expiry = certificates.Expiry(None, ())
         self.reports, self.answers, self.gone, self.kept = [], [], [], set()
         self.broken = None
+        self.numbers = []
+        self.chains, self.found, self.not_found = Neighbour(self, Chains), [], {}
         # The gateway, and what settling knows.
         self.gateway = Neighbour(self, Gateway)
         self.connections, self.bases = Neighbour(self, BaseConnections), []
@@ -93,7 +96,13 @@ class Host:
         if self.broken is not None:
             raise self.broken
         self.reports.append((message.host, message.report))
+        self.numbers.append(message.number)
         return self.answers.pop(0) if self.answers else HoldingsAnswer()
+
+    def find_base(self, image_id):
+        if error := self.not_found.get(image_id):
+            raise error
+        self.found.append(image_id)
 
     def let_go(self, image_id):
         if image_id == THIRD:
@@ -265,3 +274,58 @@ def test_servers_that_wait_are_told_with_those_that_depend_on_bootcache(host, ba
     assert host.reports[-1][1].unsettled == UnsettledServers(2, ())
     holdings.exchange()
     assert host.reports[-1][1] is None, 'nothing has changed'
+
+
+# Several storage nodes.
+
+def test_a_report_has_the_number_of_the_last_one_that_changed(host, base):
+    """A storage node to which nothing new is told knows by it whether it knows that one."""
+    host.holds(IMAGE)
+    holdings = PublishedHoldings(host, base)
+    for _unchanged in range(3):
+        holdings.exchange()
+    host.holds(OTHER)
+    holdings.exchange()
+    holdings.exchange()
+    one, two = host.numbers[0], host.numbers[3]
+    assert two > one and host.numbers == [one, one, one, two, two]
+    assert [report is None for _host, report in host.reports] == [False, True, True, False, True]
+
+
+def test_one_that_is_sent_again_is_the_same(host, base):
+    host.holds(IMAGE)
+    holdings = PublishedHoldings(host, base)
+    holdings.exchange()
+    host.answers = [HoldingsAnswer(resend=True)]
+    holdings.exchange()
+    assert len(host.numbers) == 3 and len(set(host.numbers)) == 1
+    assert host.reports[-1] == host.reports[0]
+
+
+def test_one_that_nobody_may_have_heard_is_another(host, base):
+    """It may have been heard: then a later one of that number would count as known."""
+    host.holds(IMAGE)
+    holdings = PublishedHoldings(host, base)
+    host.broken = messaging.MessagingTimeout('nobody')
+    holdings.exchange()
+    host.broken = None
+    host.holds(OTHER)
+    holdings.exchange()
+    holdings.exchange()
+    # What was not heard is not among them.
+    one, two = host.numbers
+    assert one == two > 1
+
+
+def test_bases_that_moved_are_found_before_guests_notice(host, base):
+    host.answers = [HoldingsAnswer(moved=(IMAGE, THIRD, OTHER))]
+    host.not_found = {IMAGE: exception.BootcacheError('the storage service does not serve it'),
+                      THIRD: messaging.MessagingTimeout('nobody')}
+    holdings = PublishedHoldings(host, base)
+    assert holdings.exchange() == ''
+    assert host.found == [OTHER], 'one that is not served yet keeps no other from being found'
+    host.answers, host.not_found = [HoldingsAnswer((OTHER,), moved=(IMAGE,))], {}
+    holdings.exchange()
+    assert host.found == [OTHER, IMAGE] and host.gone == [OTHER]
+    holdings.exchange()
+    assert host.found == [OTHER, IMAGE], 'it is told no more'

@@ -1,13 +1,15 @@
-"""This storage node's row, and in which database it is: the state directory knows both as well.
+"""This storage node's row, its beat, and in which database it is: the state directory knows both as
+well.
 
 So a database that is empty, or an older state of the one that was used, is told from the right one.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +21,17 @@ from bootcache.exception import ConfigurationError
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
-from glance_bootcache.db.models import FileRow, FileState, IdentityRow, StorageNodeRow
+from glance_bootcache.db.models import (
+    FileRow,
+    FileState,
+    IdentityRow,
+    ImageRow,
+    NodeWish,
+    SnapshotRow,
+    StorageNodeRow,
+)
+from glance_bootcache.nodes.membership import Membership, NodeRecord
+from glance_bootcache.storage.nodefiles import ON_DISK
 
 LOG = logging.getLogger(__name__)
 
@@ -84,11 +96,14 @@ class StorageNode:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name='bootcache-beat', daemon=True)
         self._throttle = LogThrottle(LOG)
+        self._fault: Callable[[], str] = lambda: ''
+        self._told: Callable[[], Mapping[str, Any]] = dict
+        self._membership: Membership | None = None
         known = _read(path)
         self._uuid = known.node if known is not None else str(uuid.uuid4())
         # After a crash the file's beat is a little behind.
         expected = known.beat + 2 * _WRITE_EVERY if known is not None else 0
-        _check_alone(database, self._uuid, expected, sleep)
+        _check_alone(database, self._uuid, name, expected, sleep)
         try:
             self._claimed = database.write(
                 lambda connection: _claim(connection, self._uuid, name, known))
@@ -113,13 +128,24 @@ class StorageNode:
         removed then."""
         return self._claimed.state != UP
 
-    def start(self, replaced: Callable[[], None]) -> None:
+    def start(self, replaced: Callable[[], None],
+              fault: Callable[[], str] = lambda: '',
+              told: Callable[[], Mapping[str, Any]] = dict,
+              membership: Membership | None = None) -> None:
         """Begin to beat.
 
         :param replaced: called if the database is replaced meanwhile by another one, or by an older
             state of it: all that is in memory is to be read again.
+        :param fault: tells why this node does not work as others are to see it, which does not beat
+            then; empty if it does.
+        :param told: gives what the row has of this node beside its beat, by column.
+        :param membership: is given all nodes' rows after each beat.
         """
-        self._replaced = replaced
+        self._replaced, self._fault, self._told = replaced, fault, told
+        self._membership = membership
+        # Who the others are is known before anything is answered. What fails is told of the next.
+        with contextlib.suppress(Exception):
+            self.beat()
         self._thread.start()
 
     def stop(self) -> None:
@@ -134,20 +160,30 @@ class StorageNode:
         :returns: False if the row is not as this process left it: the database was replaced.
         :raises DatabaseAway: if the database does not answer.
         """
-        before = self._claimed
-        changed = self._database.write(
+        before, told = self._claimed, self._told()
+        changed, records = self._database.write(
             lambda connection: _beat(connection, self._uuid, before,
-                                     self._beats >= _SETTLED_BEATS))
+                                     self._beats >= _SETTLED_BEATS, told))
         if changed is None:
             return False
         self._claimed = changed
         self._beats += 1
+        if self._membership is not None:
+            self._membership.observe(records)
         return True
 
     def _run(self) -> None:
         beats = 0
         while not self._stopping.wait(BEAT_SECONDS):
             try:
+                if fault := self._fault():
+                    self._throttle.warning('fault', 'this storage node is away for the others,'
+                                           ' which take its images over, until this is over: %s',
+                                           fault)
+                    if self._membership is not None:
+                        self._membership.forget_clocks()
+                    continue
+                self._throttle.recovered('fault', 'this storage node works again')
                 if not self.beat():
                     LOG.error('%s was replaced by another one, or by an older state of it, while'
                               ' glance-bootcache runs, which reads it again: %s', self._database,
@@ -211,29 +247,93 @@ def _read(path: str) -> NodeFile | None:
         return None
 
 
-def _check_alone(database: Database, own: str, expected: int,
-                 sleep: Callable[[float], None]) -> None:
-    """Check that no other process beats there; one on this machine has the lock of its own.
+def wish(database: Database, name: str, wanted: NodeWish | None) -> bool:
+    """Write what an operator wants of a node.
 
+    :param name: of the node.
+    :param wanted: None for nothing any more.
+    :returns: False if there is none of that name.
+    :raises DatabaseAway: if it cannot be written.
+    """
+    def change(connection: sa.Connection) -> bool:
+        connection.execute(sa.update(StorageNodeRow).where(StorageNodeRow.name == name).values(
+            wish=None if wanted is None else wanted.value))
+        return connection.execute(sa.select(StorageNodeRow.id).where(
+            StorageNodeRow.name == name)).first() is not None
+
+    return database.write(change)
+
+
+def forget(database: Database, number: int, own: int) -> bool:
+    """Remove the row of a node that is gone for good, on whose images others work by now.
+
+    What it was to remove in Ceph, Glance and Nova this node removes.
+
+    :param own: number of this node's row.
+    :returns: False while something of it is left.
+    :raises DatabaseAway: if the database does not answer.
+    """
+    def remove(connection: sa.Connection) -> bool:
+        named = sa.exists().where(ImageRow.node_id == number) | sa.exists().where(
+            SnapshotRow.node_id == number)
+        if connection.execute(sa.select(StorageNodeRow.id).where(
+                StorageNodeRow.id == number, ~named)).first() is None:
+            return False
+        connection.execute(sa.delete(FileRow).where(
+            FileRow.node_id == number, FileRow.kind.in_(ON_DISK)))
+        connection.execute(sa.update(FileRow).where(FileRow.node_id == number).values(
+            node_id=own, state=FileState.RETIRING.value))
+        connection.execute(sa.delete(StorageNodeRow).where(StorageNodeRow.id == number))
+        return True
+
+    return database.write(remove)
+
+
+def take_all(database: Database, own: int) -> None:
+    """Have all that rows of other nodes have be this one's, which is the only one: node.json was
+    lost, and it has another name.
+
+    :param own: number of this node's row.
+    :raises DatabaseAway: if it cannot be written.
+    """
+    def take(connection: sa.Connection) -> None:
+        for model in (ImageRow, SnapshotRow, FileRow):
+            connection.execute(sa.update(model).where(model.node_id != own).values(node_id=own))
+        connection.execute(sa.delete(StorageNodeRow).where(StorageNodeRow.id != own))
+
+    database.write(take)
+
+
+def _check_alone(database: Database, own: str, name: str, expected: int,
+                 sleep: Callable[[float], None]) -> None:
+    """Check that no other process works as this node; one on this machine has the lock of its own.
+
+    :param name: of the node. With SQLite there is no other one.
     :param expected: a beat of the node's own row that is beyond it may be that of a copy of it.
     :raises ConfigurationError: if one does.
     """
+    is_other = StorageNodeRow.uuid != own
+    if database.file is None:
+        is_other &= StorageNodeRow.name == name
+
     def look(connection: sa.Connection) -> dict[str, int]:
         return {row.name: row.beat for row in connection.execute(sa.select(
             StorageNodeRow.name, StorageNodeRow.beat).where(
-                (StorageNodeRow.uuid != own) | (StorageNodeRow.beat > expected)))}
+                is_other | ((StorageNodeRow.uuid == own) & (StorageNodeRow.beat > expected))))}
 
     before = database.read(look)
     if not before:
         return
     # The state directory of before is lost, or the database is another node's.
     sleep(3 * BEAT_SECONDS)
-    for name, beat in database.read(look).items():
-        if beat != before.get(name):
+    for other, beat in database.read(look).items():
+        if beat != before.get(other):
             raise ConfigurationError(
-                f'[{db_conf.GROUP}]connection: another glance-bootcache works as {name} with'
-                f' {database}; give each its own, and its own [DEFAULT]host, and remove node.json'
-                ' from a [bootcache]state_dir that was copied')
+                f'[{db_conf.GROUP}]connection: another glance-bootcache works as {other} with'
+                f' {database}; give each its own [DEFAULT]host, and remove node.json from a'
+                ' [bootcache]state_dir that was copied' + (
+                    '' if database.file is None else '; several storage nodes share a MariaDB in'
+                    f' [{db_conf.GROUP}]connection, and not SQLite'))
 
 
 def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | None) -> _Claimed:
@@ -257,8 +357,10 @@ def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | Non
     if row is None:
         connection.execute(sa.insert(StorageNodeRow).values(values))
     else:
+        # One that was taken for gone for good is there again.
+        wanted = None if row.wish == NodeWish.FORGOTTEN.value else row.wish
         connection.execute(sa.update(StorageNodeRow).where(
-            StorageNodeRow.id == row.id).values(values))
+            StorageNodeRow.id == row.id).values(**values, wish=wanted))
     if is_restored and row is not None:
         # It was made since, and servers may read from it: without a row it is left.
         connection.execute(sa.delete(FileRow).where(
@@ -269,20 +371,26 @@ def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | Non
     return _Claimed(made, identity, beat, state)
 
 
-def _beat(connection: sa.Connection, own: str, before: _Claimed,
-          is_settled: bool) -> _Claimed | None:
-    """Count a row's beat up; None if it is not as it was left.
+def _beat(connection: sa.Connection, own: str, before: _Claimed, is_settled: bool,
+          told: Mapping[str, Any]) -> tuple[_Claimed | None, list[NodeRecord]]:
+    """Count a row's beat up; None if it is not as it was left. With it comes what all rows say.
 
     :param is_settled: files are removed from now on, whatever the database was.
+    :param told: what the row has beside, by column.
     """
     done = connection.execute(sa.update(StorageNodeRow).where(
         StorageNodeRow.id == before.id, StorageNodeRow.uuid == own,
         # The answer to the last one may have been lost.
         StorageNodeRow.beat.in_((before.beat, before.beat + 1))).values(
-            beat=before.beat + 1, **({'state': UP} if is_settled else {})))
-    row = connection.execute(sa.select(
-        StorageNodeRow.state, IdentityRow.uuid).join(IdentityRow, IdentityRow.id == 1).where(
-            StorageNodeRow.id == before.id)).first()
-    if done.rowcount != 1 or row is None or row.uuid != before.identity:
-        return None
-    return dataclasses.replace(before, beat=before.beat + 1, state=row.state)
+            beat=before.beat + 1, **told, **({'state': UP} if is_settled else {})))
+    identity = connection.execute(
+        sa.select(IdentityRow.uuid).where(IdentityRow.id == 1)).scalar()
+    rows = {row.id: row for row in connection.execute(sa.select(StorageNodeRow.__table__))}
+    row = rows.get(before.id)
+    if done.rowcount != 1 or row is None or identity != before.identity:
+        return None, []
+    return dataclasses.replace(before, beat=before.beat + 1, state=row.state), [
+        NodeRecord(one.id, one.name, one.beat, one.state == RESTORED,
+                   # A later release may know others.
+                   NodeWish(one.wish) if one.wish in list(NodeWish) else None, one.rpc or '',
+                   one.look_rules or 0, one.free_bytes or 0) for one in rows.values()]

@@ -1,0 +1,279 @@
+"""Which storage node works on an image: its home. A node that is away loses its images to
+whoever is asked for them.
+
+No node is elected, and none waits for another: a row is taken over by one conditional change.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from oslo_log import log as logging
+
+from bootcache import exception, savefile
+from bootcache.ceph import places
+from bootcache.manifest import Manifest, Standing
+from bootcache.rpc.messages import NO_IMAGE
+from bootcache.util.logthrottle import LogThrottle
+from glance_bootcache.db.models import NodeWish
+from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.images import policy
+from glance_bootcache.images.controller import Controller
+from glance_bootcache.nodes.membership import Membership, Node, NodeState
+from glance_bootcache.nodes.node import BEAT_SECONDS
+from glance_bootcache.snapshots.records import Records
+from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
+
+LOG = logging.getLogger(__name__)
+
+# Without being asked this node takes over images while so many of its own wait for their base:
+# servers that boot from another one would wait for all of these.
+_MOST_WAITING = 4
+# Between looks at what this node has of images that have another home.
+_GIVE_UP_SECONDS = 10.0
+
+
+class NodeAway(exception.BootcacheError):
+    """The node that works on an image does not answer, and this one may not take it over."""
+
+
+class Homes:
+    """Knows each image's home, and makes this node that.
+
+    :param membership: which nodes work.
+    :param store_dirs: directories of Glance's file store that this node reads.
+    """
+
+    def __init__(self, store: ImageStore, membership: Membership, store_dirs: Collection[str]):
+        self._store = store
+        self._membership = membership
+        self._store_dirs = [path for path in store_dirs if path]
+        self._throttle = LogThrottle(LOG)
+        # Figure for Prometheus: one lost between two threads does no harm.
+        self.taken_over = 0
+
+    def route(self, image_id: str) -> str | None:
+        """Return the name of the node that answers about an image; None for this one.
+
+        What a node that is away works on this one takes over.
+
+        :raises NodeAway: if nobody can answer now.
+        :raises DatabaseAway: if nothing is known of the image, and the database does not answer; or
+            if it cannot be taken over.
+        """
+        if not self._membership.are_several or image_id == NO_IMAGE:
+            return None
+        home = self._store.find(image_id)
+        if home is None or home == self._membership.own:
+            return None
+        node = self._membership.node(home)
+        if node is not None and node.state is NodeState.UP \
+                and node.record.wish is not NodeWish.FORGOTTEN:
+            return node.record.name
+        if self.take_over(image_id, home):
+            return None
+        home = self._store.home(image_id)
+        if home is None or home == self._membership.own:
+            return None
+        raise NodeAway(f'image {image_id}: the storage node {_named(node)} works on it, which is'
+                       ' away; it is taken over in a moment, or when that one is back')
+
+    def take_over(self, image_id: str, home: int) -> bool:
+        """Make this node work on another one's image; return whether it does then.
+
+        :raises DatabaseAway: if that cannot be written.
+        """
+        record = self._store.anywhere(image_id)
+        if record is None or not self._membership.may_judge or not self._membership.takes_images \
+                or not policy.can_be_taken_over(record):
+            return False
+        base_path = self._base_here(record)
+        taken = self._store.claim(image_id, home,
+                                  lambda known: policy.taken_over(known, base_path))
+        if taken is None:
+            return False
+        self.taken_over += 1
+        LOG.warning('image %s: taken over from the storage node %s: %s', image_id,
+                    _named(self._membership.node(home)), f'its base is read from {base_path}'
+                    if base_path else 'its base is got again when it is needed'
+                    if not taken.goal else 'its base is got again')
+        return True
+
+    def _base_here(self, record: Manifest) -> str:
+        """Return by which path this node has the base that another one has looked at; empty if it
+        has not: the clone in Ceph, or Glance's file of that inode, change and size, as on NFS. What
+        the other one has in its own directory is that one's to remove."""
+        made = record.made
+        if not made.base_path or places.is_clone(made.base_path):
+            return made.base_path
+        if made.base_file is None:
+            return ''
+        for path in (os.path.join(directory, record.image_id) for directory in self._store_dirs):
+            if savefile.signature(path) == made.base_file and os.access(path, os.R_OK):
+                return path
+        return ''
+
+    def moved(self) -> frozenset[str]:
+        """Return the images that have got another home within ten minutes."""
+        return self._store.moved()
+
+    def home_for(self, parent_id: str | None) -> int:
+        """Return the number of the node that is to work on an image of which nothing is known yet.
+
+        :param parent_id: the image that it is a snapshot of a server of, whose cache image it
+            shares with; None if there is none.
+        """
+        nodes = {node.record.number: node for node in self._membership.nodes()
+                 if node.takes_images}
+        home = None if parent_id is None else self._store.home(parent_id)
+        if home in nodes:
+            return home
+        if self._membership.takes_images or not nodes:
+            return self._membership.own
+        return max(nodes, key=lambda number: nodes[number].record.free_bytes)
+
+    def due(self) -> list[tuple[str, int]]:
+        """Return images that this node is to take over now though nobody has asked, with their
+        homes: some of those of nodes that are drained, forgotten, or out."""
+        nodes = self._membership.nodes()
+        if not self._membership.takes_images or not self._membership.may_judge:
+            return []
+        leaving = {node.record.number for node in nodes if _loses_all(
+            node, self._membership.are_most_away) and node.record.number != self._membership.own}
+        if not leaving:
+            return []
+        homes = self._store.homes()
+        takers = [node.record.number for node in nodes if node.takes_images]
+        # Each taker has its own share, so that they do not run after the same ones.
+        share = takers.index(self._membership.own) if self._membership.own in takers else 0
+        images = [image_id for image_id in sorted(homes) if homes[image_id] in leaving
+                  and (record := self._store.anywhere(image_id)) is not None
+                  and policy.can_be_taken_over(record)]
+        mine = images[share::max(1, len(takers))]
+        waiting = sum(record.standing is Standing.WANTED and not record.made.base_path
+                      for record in self._store.manifests())
+        return [(image_id, homes[image_id])
+                for image_id in mine[:max(0, _MOST_WAITING - waiting)]]
+
+
+def _loses_all(node: Node, are_most_away: bool) -> bool:
+    return node.record.wish is not None or (node.state is NodeState.OUT and not are_most_away)
+
+
+def _named(node: Node | None) -> str:
+    return 'that is not known any more' if node is None else node.record.name
+
+
+class HomeUpkeep:
+    """Follows what other nodes write, takes over what is due, and gives up what has moved.
+
+    :param forget: removes the rows of a node that is gone for good, unless something names it;
+        tells whether it did.
+    """
+
+    def __init__(self, store: ImageStore, homes: Homes, membership: Membership,
+                 controller: Controller, exporters: Exporters, tiers: StorageTiers, orders: Orders,
+                 records: Records, forget: Callable[[int], bool],
+                 clock: Callable[[], float] = time.monotonic):
+        self._store = store
+        self._homes = homes
+        self._membership = membership
+        self._controller = controller
+        self._exporters = exporters
+        self._tiers = tiers
+        self._orders = orders
+        self._records = records
+        self._forget = forget
+        self._clock = clock
+        self._given_up_at = float('-inf')
+        self._throttle = LogThrottle(LOG)
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._run, name='bootcache-homes', daemon=True).start()
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(BEAT_SECONDS):
+            if self._membership.are_several:
+                self.once()
+
+    def once(self) -> None:
+        """Do all of it once; what fails is logged, and keeps nothing else from being done."""
+        steps: list[tuple[str, Callable[[], object]]] = [
+            ('what other storage nodes write cannot be read', self._follow),
+            ('images of storage nodes that leave cannot be taken over', self._take_over),
+            ('snapshots of storage nodes that leave cannot be taken over', self._adopt)]
+        if self._clock() - self._given_up_at >= _GIVE_UP_SECONDS:
+            self._given_up_at = self._clock()
+            steps.append(('what has moved to other storage nodes cannot be given up',
+                          self.give_up_moved))
+        for what, step in steps:
+            try:
+                step()
+                self._throttle.recovered(what, 'that %s is over', what)
+            except Exception as error:
+                self._throttle.warning(what, '%s: %s', what, error)
+
+    def _follow(self) -> None:
+        self._orders.refresh()
+        self._store.refresh(self._controller.queue.add)
+
+    def _take_over(self) -> None:
+        for image_id, home in self._homes.due():
+            if self._homes.take_over(image_id, home):
+                self._controller.queue.add(image_id)
+        homes = set(self._store.homes().values())
+        for node in self._leaving():
+            if node.record.wish is NodeWish.FORGOTTEN and node.state is not NodeState.UP \
+                    and node.record.number not in homes and self._forget(node.record.number):
+                LOG.info('the storage node %s is forgotten', node.record.name)
+
+    def _adopt(self) -> None:
+        if not self._membership.may_judge or not self._membership.takes_images:
+            return
+        for node in self._leaving():
+            if node.state is not NodeState.UP:
+                self._records.adopt(node.record.number)
+
+    def _leaving(self) -> list[Node]:
+        return [node for node in self._membership.nodes()
+                if node.record.number != self._membership.own
+                and _loses_all(node, self._membership.are_most_away)]
+
+    def give_up_moved(self) -> None:
+        """Serve no more, and remove, what this node has of images that have another home, as far as
+        that one has the base and no host reads from this one.
+
+        :raises DatabaseAway: if the database does not answer.
+        :raises StorageDaemonError: if an exporter does not answer.
+        """
+        here = self._exporters.served_images()
+        with_files = self._store.files.images_with_files()
+        for image_id in sorted(here | with_files):
+            home, record = self._store.home(image_id), self._store.anywhere(image_id)
+            if home == self._membership.own and image_id in with_files:
+                self._store.retire_unnamed(image_id)
+            if home is None or home == self._membership.own or record is None:
+                # What no row names is served on.
+                continue
+            if not record.made.base_path or not self._is_there(home):
+                # Nobody else may have it.
+                continue
+            if self._exporters.retire(image_id, with_base=True) and image_id in with_files:
+                self._tiers.forget(image_id)
+                self._store.files.retire(image_id)
+                self._store.files.remove_retired(image_id)
+                LOG.info('image %s: its files are removed here, as another storage node has them',
+                         image_id)
+
+    def _is_there(self, home: int) -> bool:
+        node = self._membership.node(home)
+        return node is not None and node.state is NodeState.UP and self._membership.may_judge

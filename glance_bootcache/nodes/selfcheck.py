@@ -1,0 +1,108 @@
+"""Whether this storage node works as others are to see it: asked before each beat.
+
+Who cannot be reached by the message bus, or cannot read its own bases through its exporter or from
+its disk, serves nobody, however well its process is.
+"""
+
+import contextlib
+import functools
+import mmap
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import oslo_messaging as messaging
+
+from bootcache.rpc import messages
+from bootcache.rpc.messages import NO_IMAGE, SENDER, GetImage
+from glance_bootcache.health import BUS, EXPORTER, HealthChecks
+from glance_bootcache.nodes import routing
+from glance_bootcache.storage import inspection
+from glance_bootcache.storage.exporters import Exporters
+
+DISK = 'disk'
+_ANSWER_SECONDS = 3
+_BLOCK = 4096
+
+
+def checks(bus: messaging.Transport, own: str, exporters: Exporters, directory: str
+           ) -> HealthChecks:
+    """Return what is asked: its own message over the bus, the exporters, and its disk.
+
+    :param bus: as of :func:`bootcache.rpc.transport.get_transport`.
+    :param own: this node's name.
+    :param directory: of its images.
+    """
+    client = messaging.get_rpc_client(bus, routing.target(server=own))
+    context = {SENDER: secrets.token_hex(16), routing.NODE: own}
+
+    def ask_bus() -> None:
+        client.prepare(timeout=_ANSWER_SECONDS, retry=0).call(
+            context, GetImage.method, image_id=NO_IMAGE)
+
+    return HealthChecks({BUS: ask_bus, EXPORTER: exporters.check,
+                         DISK: lambda: read_disk(directory)})
+
+
+def told(state_dir: str) -> dict[str, Any]:
+    """Return what this node's row has of it beside its beat.
+
+    :raises OSError: if its disk cannot be looked at.
+    """
+    return {'rpc': messages.VERSION, 'look_rules': inspection.RULES,
+            'free_bytes': shutil.disk_usage(state_dir).free}
+
+
+def read_disk(directory: str) -> None:
+    """Read 4 KiB of a file of a directory's file system, past the page cache where that goes.
+
+    :raises OSError: if it cannot be read.
+    """
+    path = next(_files(directory), None)
+    with contextlib.ExitStack() as stack:
+        if path is None:
+            made = stack.enter_context(tempfile.NamedTemporaryFile(dir=directory))
+            made.write(bytes(_BLOCK))
+            made.flush()
+            path = made.name
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        try:
+            file = os.open(path, flags | os.O_DIRECT)
+        except FileNotFoundError:
+            return  # It was removed meanwhile: the file system has answered.
+        except OSError:
+            # As tmpfs before Linux 6.6.
+            file = os.open(path, flags)
+        stack.callback(os.close, file)
+        with mmap.mmap(-1, _BLOCK) as aligned:
+            os.preadv(file, [aligned], 0)
+
+
+def _files(directory: str) -> Iterator[str]:
+    with os.scandir(directory) as images:
+        for image in images:
+            if not image.is_dir(follow_symlinks=False):
+                continue
+            # Files are removed meanwhile, and directories with them.
+            with contextlib.suppress(FileNotFoundError), os.scandir(image.path) as files:
+                for file in files:
+                    if file.is_file(follow_symlinks=False) and file.stat().st_size >= _BLOCK:
+                        yield file.path
+
+
+def fault(made: Callable[[], HealthChecks], is_needed: Callable[[], bool]) -> Callable[[], str]:
+    """Return what tells why this node does not work; empty while it does, or nobody else does.
+
+    :param made: makes what is asked, once.
+    :param is_needed: tells whether there are other nodes.
+    """
+    found = functools.cache(made)
+
+    def ask() -> str:
+        return '; '.join(f'{name}: {why}' for name, why in found().failures().items() if why) \
+            if is_needed() else ''
+
+    return ask

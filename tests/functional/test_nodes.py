@@ -1,0 +1,242 @@
+"""Several storage nodes: real services by one RabbitMQ and one MariaDB; Keystone, Nova and Glance
+are stand-ins."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import uuid
+from pathlib import Path
+
+import nbd
+import oslo_messaging as messaging
+import pytest
+from command import SERVICE, command
+from functional_tools import free_port, until
+from oslo_messaging import conffixture
+
+from bootcache import conf as bootcache_conf
+from bootcache.rpc.client import StorageClient
+from bootcache.rpc.messages import (
+    GetImage,
+    ImageRegistered,
+    ListNodes,
+    PlanBoot,
+    ReportHoldings,
+    SetNodeWish,
+)
+from bootcache.rpc.report import HostReport
+from tools import databases
+from tools.standins import PASSWORD, REGION, serving
+
+PATIENCE = 60
+CONTENT = {str(uuid.UUID(int=number)): bytes([number]) * 65536 for number in range(1, 5)}
+IMAGE = min(CONTENT)
+
+
+@pytest.fixture(scope='module')
+def mariadb():
+    server = databases.MariaDB()
+    yield server
+    server.remove()
+
+
+class Node:
+    """A storage node: its service is a process of its own, and so is its exporter."""
+
+    def __init__(self, home, name, sections):
+        self.name, self.home, self.port = name, home / name, free_port()
+        self.home.mkdir()
+        sections = {**sections, 'DEFAULT': {**sections['DEFAULT'], 'host': name},
+                    'bootcache': {**sections['bootcache'], 'state_dir': self.home / 'state',
+                                  'run_dir': self.home / 'run', 'export_port': self.port}}
+        (self.home / 'bootcache.conf').write_text(''.join(
+            f'[{section}]\n' + ''.join(f'{key} = {value}\n' for key, value in entries.items())
+            for section, entries in sections.items()))
+        self.process = None
+
+    def start(self):
+        argv, options = command(SERVICE, str(self.home), '--config-file',
+                                str(self.home / 'bootcache.conf'))
+        with open(self.home / 'log', 'a') as log:
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log, **options)
+        count = self.log.count('glance-bootcache serves')
+        until(lambda: self.log.count('glance-bootcache serves') > count
+              or self.process.poll() is not None, f'the start of {self.name}', PATIENCE)
+        assert self.process.poll() is None, self.log
+
+    @property
+    def log(self):
+        return (self.home / 'log').read_text()
+
+    @property
+    def files(self):
+        """The files in its images' directories."""
+        return {path.name for path in (self.home / 'state' / 'images').glob('*/*')}
+
+    def exporters(self):
+        return [int(path.read_text()) for path in (self.home / 'run').glob('*.pid')]
+
+    def kill(self):
+        """As a machine that loses power: all of its processes are gone."""
+        for pid in (self.process.pid, *self.exporters()):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(PATIENCE)
+        for pid in self.exporters():
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+            until(lambda pid=pid: not os.path.exists(f'/proc/{pid}'), 'the end of an exporter')
+
+
+@pytest.fixture
+def send(storage_conf, rabbit, monkeypatch):
+    """Sends a message as hosts do."""
+    opened = []
+    real = messaging.get_rpc_transport
+    monkeypatch.setattr(messaging, 'get_rpc_transport',
+                        lambda *some, **named: opened.append(real(*some, **named)) or opened[-1])
+    storage_conf.set_override('transport_url', rabbit, bootcache_conf.GROUP)
+    conffixture.ConfFixture(storage_conf)
+    yield StorageClient(storage_conf).send
+    for transport in opened:
+        transport.cleanup()
+
+
+@pytest.fixture
+def cloud(directory, rabbit, mariadb, send):
+    """Two storage nodes that work, and a client of theirs."""
+    images = dict(CONTENT)
+    url = mariadb.database()
+    databases.made(url).close()
+    with serving(images, lists_images=True) as keystone:
+        sections = {
+            'DEFAULT': {'transport_url': rabbit}, 'database': {'connection': url},
+            'bootcache': {'poll_interval': 1, 'profile_boots': False, 'changes_per_hour': 0},
+            'service_auth': {'auth_type': 'v3password', 'auth_url': keystone,
+                             'username': 'bootcache', 'password': PASSWORD,
+                             'project_name': 'service', 'user_domain_name': 'Default',
+                             'project_domain_name': 'Default', 'region_name': REGION}}
+        nodes = [Node(Path(directory), name, sections) for name in ('first', 'second')]
+        try:
+            for node in nodes:
+                node.start()
+            yield nodes, send
+        finally:
+            for node in nodes:
+                node.stop()
+                print(f'{node.name}:\n{node.log}')  # Shown where a test fails.
+
+
+def states(send):
+    return {node['name']: (node['state'], node['images']) for node in send(ListNodes())}
+
+
+def plan(send, image_id=IMAGE):
+    return send(PlanBoot(image_id, 'host', ''))
+
+
+def served_at(send, image_id=IMAGE):
+    """The port at which an image's base is served now; None while it is not."""
+    with contextlib.suppress(messaging.MessagingException):
+        # What a node had taken that is killed is not answered.
+        return plan(send, image_id).get('server', (None, None))[1]
+    return None
+
+
+def read(port, export):
+    handle = nbd.NBD()
+    handle.set_export_name(export)
+    handle.connect_tcp('127.0.0.1', str(port))
+    content = handle.pread(65536, 0)
+    handle.shutdown()
+    return content
+
+
+def register(send, *images):
+    for image_id in images:
+        send(ImageRegistered(image_id))
+    for image_id in images:
+        until(lambda image_id=image_id: served_at(send, image_id), f'the base of {image_id}',
+              PATIENCE)
+
+
+def both_see_each_other(nodes, send):
+    """Both answer in turn."""
+    wanted = {node.name for node in nodes}
+    until(lambda: all(set(states(send)) == wanted for _turn in range(4)), 'both nodes', PATIENCE)
+
+
+def test_an_image_has_one_home_and_another_node_takes_it_over_when_that_is_gone(cloud):
+    nodes, send = cloud
+    both_see_each_other(nodes, send)
+    register(send, IMAGE)
+    port = served_at(send)
+    home, = (node for node in nodes if node.port == port)
+    other, = (node for node in nodes if node is not home)
+    export = plan(send)['base_export']
+    assert read(port, export) == CONTENT[IMAGE]
+    # RabbitMQ gives each message to another one.
+    assert {served_at(send) for _ask in range(8)} == {port}
+    assert states(send)[home.name] == ('up', 1)
+    assert states(send)[other.name] == ('up', 0)
+    assert not other.files
+
+    home.kill()
+    until(lambda: served_at(send) == other.port, 'the base at the other node', PATIENCE)
+    assert plan(send)['base_export'] == export
+    assert read(other.port, export) == CONTENT[IMAGE]
+    assert states(send)[home.name][0] == 'away'
+    assert home.files
+
+    home.start()
+    until(lambda: states(send).get(home.name) == ('up', 0), 'the node that is back', PATIENCE)
+    until(lambda: not home.files, 'the end of what moved', PATIENCE)
+    assert read(other.port, export) == CONTENT[IMAGE]
+    assert {served_at(send) for _ask in range(8)} == {other.port}
+    assert 'Traceback' not in home.log + other.log
+
+
+def test_a_drained_node_loses_its_images_and_gets_no_new_ones(cloud):
+    nodes, send = cloud
+    both_see_each_other(nodes, send)
+    images = sorted(CONTENT)
+    register(send, *images[:3])
+    drained, other = nodes
+    assert send(SetNodeWish(drained.name, 'drained'))
+    until(lambda: states(send)[drained.name] == ('up', 0), 'no image of its own', PATIENCE)
+    until(lambda: {served_at(send, image_id) for image_id in images[:3]} == {other.port},
+          'all bases at the other node', PATIENCE)
+    until(lambda: not drained.files, 'the end of what moved', PATIENCE)
+    register(send, images[3])
+    until(lambda: served_at(send, images[3]) == other.port, 'a new image there as well', PATIENCE)
+    assert not send(SetNodeWish('third', 'drained'))
+    assert send(SetNodeWish(drained.name, None))
+    until(lambda: {node['wish'] for node in send(ListNodes())} == {None}, 'no wish', PATIENCE)
+    assert states(send)[drained.name] == ('up', 0)
+
+
+def test_hosts_reports_are_known_to_all_nodes_and_tell_what_moved(cloud):
+    nodes, send = cloud
+    both_see_each_other(nodes, send)
+    register(send, IMAGE)
+    report = HostReport(needs=frozenset([IMAGE]))
+    assert not send(ReportHoldings('host', report, 1)).resend
+    until(lambda: not any(send(ReportHoldings('host', None, 1)).resend for _turn in range(4)),
+          'the report at both nodes', PATIENCE)
+    # One that nobody has heard yet.
+    assert all(send(ReportHoldings('host', None, 2)).resend for _turn in range(4))
+    assert send(ReportHoldings('host', None, 1)).moved == ()
+
+    home = next(node for node in nodes if node.port == served_at(send))
+    assert send(SetNodeWish(home.name, 'drained'))
+    until(lambda: all(send(ReportHoldings('host', None, 1)).moved == (IMAGE,)
+                      for _turn in range(4)), 'what moved', PATIENCE)
+    kept = send(GetImage(IMAGE))['kept_for']
+    assert kept == ['host host']

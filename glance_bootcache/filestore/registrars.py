@@ -64,7 +64,7 @@ class Registrars:
         """
         if not self._is_told:
             tell_unnamed(f'images {registering.NAME} in Glance', set(self._glance.there())
-                         - self._files.named(FileKind.TRIAL).keys(), 'if no other storage service'
+                         - self._files.known(FileKind.TRIAL), 'if no other storage service'
                          ' tries stores with them, "openstack image delete" deletes them')
             self._is_told = True
         for directory in self._directories:

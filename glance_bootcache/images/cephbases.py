@@ -188,6 +188,6 @@ class CephBases:
             return
         pool, namespace = self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace
         there = {clone.path for clone in self._rbd.clones(pool, namespace)}
-        tell_unnamed('clones in Ceph', there - files.named(FileKind.CLONE).keys(),
+        tell_unnamed('clones in Ceph', there - files.known(FileKind.CLONE),
                      'if no other storage service made them, "rbd rm" removes them')
 

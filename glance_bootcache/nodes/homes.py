@@ -153,8 +153,10 @@ class Homes:
                   and (record := self._store.anywhere(image_id)) is not None
                   and policy.can_be_taken_over(record)]
         mine = images[share::max(1, len(takers))]
+        # An image of which nothing comes keeps none from being taken over for longer than that.
+        moved = self._store.moved()
         waiting = sum(record.standing is Standing.WANTED and not record.made.base_path
-                      for record in self._store.manifests())
+                      for record in self._store.manifests() if record.image_id in moved)
         return [(image_id, homes[image_id])
                 for image_id in mine[:max(0, _MOST_WAITING - waiting)]]
 

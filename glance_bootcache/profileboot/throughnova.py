@@ -174,7 +174,7 @@ class NovaProfileBoots:
         :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
         there = {server.name for server in self._listed(f'^{re.escape(NAME_PREFIX)}')}
-        tell_unnamed('servers of profile boots', there - self._files.named(FileKind.SERVER).keys(),
+        tell_unnamed('servers of profile boots', there - self._files.known(FileKind.SERVER),
                      'if no other storage service made them, "openstack server delete" deletes'
                      ' them')
 

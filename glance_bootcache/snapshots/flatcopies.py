@@ -124,7 +124,7 @@ class FlatCopies:
             there = {clone.path for clone in self._rbd.clones(self._pool, '')
                      if clone.name.startswith(_PREFIX)}
             tell_unnamed('copies of snapshots in Ceph',
-                         there - self._files.named(FileKind.COPY).keys(),
+                         there - self._files.known(FileKind.COPY),
                          'if no other storage service made them, "rbd trash mv" removes them')
             self._is_told = True
 

@@ -278,6 +278,14 @@ class NodeFiles:
             lambda connection: connection.execute(sa.select(FileRow.name, FileRow.image_id).where(
                 FileRow.node_id == self._node_id, FileRow.kind == kind.value, *which)).all())}
 
+    def known(self, kind: FileKind) -> set[str]:
+        """Return the names of things of a kind that any storage node has a row of.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        return set(self._database.read(lambda connection: connection.execute(sa.select(
+            FileRow.name).where(FileRow.kind == kind.value)).scalars().all()))
+
     def unnamed(self) -> list[str]:
         """Return the paths of files in images' directories that no row names, as far as they can be
         read.

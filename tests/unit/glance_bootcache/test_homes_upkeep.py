@@ -12,6 +12,7 @@ from fakes_manager import FakeExporter, FakeTiers
 from fakes_nodes import CLONE, IMAGE, MANY, OTHER, RULES, SERVER, SNAPSHOT, glance_file
 
 from bootcache.exception import DatabaseAway, StorageDaemonError
+from bootcache.manifest import Manifest
 from glance_bootcache.db.models import (
     FileState,
     ImageRow,
@@ -104,6 +105,16 @@ def test_while_bases_are_got_no_more_are_taken_over(cloud, numbers):
     cloud.pass_by(20, three)
     asked = next(image for image in MANY if image not in taken)
     assert cloud.homes[one].route(asked) is None and cloud.stores[one].load(asked) is not None
+
+
+def test_images_of_its_own_of_which_nothing_comes_keep_none_from_being_taken_over(cloud, numbers):
+    """As those that their owners leave without data."""
+    one, _two, three = numbers
+    fill(cloud, three, base_path='/glance/x', look_rules=RULES)
+    for number in range(4):
+        cloud.stores[one].add(Manifest(f'{number:08x}-0000-4c3d-8e9f-0a1b2c3d4e5f'))
+    cloud.change(three, wish=NodeWish.DRAINED)
+    assert len(cloud.homes[one].due()) == 4
 
 
 def test_a_node_that_is_only_away_may_be_back_in_a_moment(cloud, numbers):

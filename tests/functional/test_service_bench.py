@@ -3,8 +3,8 @@
 from bench.service import __main__ as bench
 from bench.service import measuring
 
-SIZE = measuring.Size(few=1, images=3, calls=100, callers=4, storm=12, hosts=10, held=2, period=1.0,
-                      steady_periods=1, register_seconds=200.0)
+SIZE = measuring.Size(few=1, images=3, calls=100, callers=4, storm=120, hosts=10, held=2,
+                      period=1.0, steady_periods=1, register_seconds=200.0)
 FIELDS = {'what', 'database', 'nodes', 'images', 'hosts', 'calls_per_second', 'cpu_ms_per_call',
           'empty_call_cpu_ms', 'p99_seconds', 'cores'}
 
@@ -12,8 +12,8 @@ FIELDS = {'what', 'database', 'nodes', 'images', 'hosts', 'calls_per_second', 'c
 def test_each_figure_is_measured(rabbit_node):
     runs = bench.measured(rabbit_node, 'sqlite', SIZE, measuring.PARTS)
     assert [(run['what'], run['images'], run['hosts']) for run in runs] == [
-        ('plan_boot', 1, 4), ('register', 3, 20), ('plan_boot', 3, 4), ('storm', 3, 12),
-        ('storm', 3, 12), *[('reports', 3, 10)] * 3]
+        ('plan_boot', 1, 4), ('register', 3, 20), ('plan_boot', 3, 4), ('storm', 3, 120),
+        ('storm', 3, 120), *[('reports', 3, 10)] * 3]
     for run in runs:
         assert set(run) >= FIELDS and (run['database'], run['nodes']) == ('sqlite', 1)
         assert run['calls_per_second'] > 0 and run['p99_seconds'] > 0 and run['cores'] > 0
@@ -24,7 +24,7 @@ def test_each_figure_is_measured(rabbit_node):
     few, registered, many, one, several, first, steady, again = runs
     for boots in (few, many):
         assert boots['answers'] == {'cold': 500} and boots['empty_call_cpu_ms'] > 0
-    assert one['answers'] == several['answers'] == {'cold': 12}
+    assert one['answers'] == several['answers'] == {'cold': 120}
     assert (one['asked_images'], several['asked_images']) == (1, 3)
     assert first['calls'] == 10
     # Most say that nothing has changed, which a service that was restarted asks about.

@@ -32,8 +32,9 @@ class Case:
         of them; False: none does; None: those that somebody asks for.
     :ivar is_gone: whether the node does nothing meanwhile: all that it has is to be there then.
     :ivar of_all: whether it is of all nodes.
-    :ivar has_no_file: whether it is the node that works on the image that no node reads from
-        Glance's store.
+    :ivar is_of_own_base: whether it is the node that has the base of an image on its own disk, as
+        Glance's store does not have it: a node that takes the image over gets it again.
+    :ivar of_each: whether it is of each node in the full run.
     """
 
     name: str
@@ -42,7 +43,8 @@ class Case:
     moves: bool | None = None
     is_gone: bool = False
     of_all: bool = False
-    has_no_file: bool = False
+    is_of_own_base: bool = False
+    of_each: bool = True
 
 
 CASES = (
@@ -50,14 +52,14 @@ CASES = (
     Case('service-killed', 25, is_gone=True),
     Case('power-loss', 25, moves=True, is_gone=True),
     Case('frozen', 25, moves=True, is_gone=True),
-    Case('disk-hangs', 35),
+    Case('disk-hangs', 35, is_of_own_base=True),
     Case('cut-from-database', 30),
     Case('cut-from-bus', 35),
     Case('full-disk', 15),
     Case('drained', 5, moves=True),
     Case('clock-moved', 15, moves=False),
-    Case('got-again', 25, moves=True, is_gone=True, has_no_file=True),
-    Case('database-away', 60, 600, moves=False, of_all=True))
+    Case('got-again', 25, moves=True, is_gone=True, is_of_own_base=True, of_each=False),
+    Case('database-away', 60, 600, moves=False, of_all=True, of_each=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +78,9 @@ class Turn:
     @property
     def who(self) -> str:
         """The node's name, for people."""
-        if self.case.has_no_file:
-            return 'the home of an image that is in no store'
-        return node_name(self.node) if self.node else 'all'
+        if self.node:
+            return node_name(self.node)
+        return 'all' if self.case.of_all else 'the home of an image that is in no store'
 
 
 def chosen(names: Sequence[str], is_quick: bool) -> list[Turn]:
@@ -98,10 +100,11 @@ def chosen(names: Sequence[str], is_quick: bool) -> list[Turn]:
         name in case.name for name in names if name not in whole)]
     if is_quick:
         # One after the other: images that a node has lost stay with the others.
-        return [Turn(case, 0 if case.of_all or case.has_no_file else number % NODES + 1,
+        return [Turn(case, 0 if case.of_all or case.is_of_own_base else number % NODES + 1,
                      case.seconds) for number, case in enumerate(cases)]
-    return [Turn(case, node, case.full_seconds or case.seconds) for case in cases
-            for node in ((0,) if case.of_all or case.has_no_file else range(1, NODES + 1))]
+    return [Turn(case, node, case.full_seconds or case.seconds) for case in cases for node in (
+        *((0,) if case.of_all or case.is_of_own_base else ()),
+        *(range(1, NODES + 1) if case.of_each else ()))]
 
 
 @dataclasses.dataclass(frozen=True)

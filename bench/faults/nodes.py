@@ -190,8 +190,9 @@ class _Trial:
         stage._lifts.append(lift)
         is_ours, errors, wrong = self._boot(lost[0]) if lost else (True, 0, 0)
         with contextlib.suppress(Trouble):
-            stage.until(lambda: time.monotonic() > failed + turn.seconds and self._all_read(),
-                        'that guests go on', max(turn.seconds, GIVEN_UP))
+            stage.until(lambda: time.monotonic() > failed + turn.seconds and self._all_read()
+                        and not (case.moves and node in homes_of(stage.rows()).values()),
+                        'that guests go on', turn.seconds + GIVEN_UP)
         removed = sorted(files - stage.files(keep))
         if not case.of_all:
             removed = sorted({*removed, *(rows - files_of(stage.rows(), keep))})
@@ -218,9 +219,9 @@ class _Trial:
 
     def _node(self, turn: Turn, homes: dict[str, str]) -> str:
         """Return the node that fails; empty for all of them."""
-        if turn.case.has_no_file:
-            return homes[next(image.image_id for image in self._images if not image.is_in_store)]
-        return node_name(turn.node) if turn.node else ''
+        if turn.node or turn.case.of_all:
+            return node_name(turn.node) if turn.node else ''
+        return homes[next(image.image_id for image in self._images if not image.is_in_store)]
 
     def end(self) -> NodeOutcome:
         """Delete servers and images; what is left of them."""

@@ -186,13 +186,31 @@ class HangingDisk:
         # than the disk hangs: it has no journal.
         subprocess.run(['mkfs.ext4', '-q', '-F', '-O', '^has_journal', str(self._seen)], check=True)
         subprocess.run(['mount', '-o', 'loop', str(self._seen), str(place)], check=True)
+        # Opened now: who opens or closes it while it hangs waits.
+        self._below = os.open(self._seen, os.O_RDONLY)
 
-    def hang(self, hangs: bool) -> None:
-        """Have it hang, or go on."""
-        os.kill(self._processes[-1].pid, signal.SIGSTOP if hangs else signal.SIGCONT)
+    def hang(self) -> None:
+        """Have it hang; nothing of it is in memory then."""
+        with contextlib.ExitStack() as stack:
+            opened = []
+            for path in self._place.rglob('*'):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.is_file():
+                        opened.append(os.open(path, os.O_RDONLY))
+                        stack.callback(os.close, opened[-1])
+            for file in opened:
+                os.fsync(file)
+            os.kill(self._processes[-1].pid, signal.SIGSTOP)
+            for file in (*opened, self._below):
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def go_on(self) -> None:
+        """Have it answer again."""
+        os.kill(self._processes[-1].pid, signal.SIGCONT)
 
     def close(self) -> None:
         """End it; nobody has a file of it open."""
+        os.close(self._below)
         for path in self._place, self._seen:
             subprocess.run(['umount', '--lazy', str(path)], check=False)
         for process in reversed(self._processes):
@@ -270,7 +288,7 @@ class NodesStage(Stage):
                 worker.call('stop', seconds=20)
         self._lift(everything=True)
         for disk in self._disks.values():
-            disk.hang(False)
+            disk.go_on()
         for name in self._namespaces.values():
             netns.kill_all(name)
         super().close()
@@ -351,8 +369,8 @@ class NodesStage(Stage):
         if name == 'frozen':
             return self._freeze(node)
         if name == 'disk-hangs':
-            self._disks[node].hang(True)
-            return lambda: self._disks[node].hang(False)
+            self._disks[node].hang()
+            return self._disks[node].go_on
         if name in ('cut-from-database', 'cut-from-bus'):
             return self._cut(node, self._database.port if name == 'cut-from-database'
                              else int(self._bus.url.rstrip('/').rpartition(':')[2]))

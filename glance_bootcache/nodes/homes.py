@@ -54,6 +54,9 @@ class Homes:
         self._throttle = LogThrottle(LOG)
         # Figure for Prometheus: one lost between two threads does no harm.
         self.taken_over = 0
+        self._lock = threading.Lock()  # guards what follows
+        # What was taken over and is to be looked at.
+        self._taken: list[str] = []
 
     def route(self, image_id: str) -> str | None:
         """Return the name of the node that answers about an image; None for this one.
@@ -96,11 +99,19 @@ class Homes:
         if taken is None:
             return False
         self.taken_over += 1
+        with self._lock:
+            self._taken.append(image_id)
         LOG.warning('image %s: taken over from the storage node %s: %s', image_id,
                     _named(self._membership.node(home)), f'its base is read from {base_path}'
                     if base_path else 'its base is got again when it is needed'
                     if not taken.goal else 'its base is got again')
         return True
+
+    def taken(self) -> list[str]:
+        """Return what was taken over since this was asked last: it is to be looked at."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        return taken
 
     def _base_here(self, record: Manifest) -> str:
         """Return by which path this node has the base that another one has looked at; empty if it
@@ -229,8 +240,12 @@ class HomeUpkeep:
         self._store.refresh(self._controller.queue.add)
 
     def _take_over(self) -> None:
-        for image_id, home in self._homes.due():
-            if self._homes.take_over(image_id, home):
+        try:
+            for image_id, home in self._homes.due():
+                self._homes.take_over(image_id, home)
+        finally:
+            # Also what somebody has asked for.
+            for image_id in self._homes.taken():
                 self._controller.queue.add(image_id)
         homes = set(self._store.homes().values())
         for node in self._leaving():

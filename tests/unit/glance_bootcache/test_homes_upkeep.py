@@ -311,6 +311,15 @@ def test_what_others_write_is_looked_at(cloud, numbers, upkeep):
     assert upkeep.once() == [IMAGE]
 
 
+def test_what_was_asked_for_and_so_taken_over_is_looked_at(cloud, numbers, upkeep):
+    """Nobody else has it be built: its row is in memory already."""
+    one, _two, three = numbers
+    fill(cloud, three, MANY[:1])
+    cloud.pass_by(20, three)
+    assert cloud.homes[one].route(MANY[0]) is None
+    assert MANY[0] in upkeep.once()
+
+
 def test_what_is_due_is_taken_over_and_looked_at(cloud, numbers, upkeep):
     one, two, three = numbers
     fill(cloud, three)

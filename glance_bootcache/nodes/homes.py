@@ -51,7 +51,6 @@ class Homes:
         self._store = store
         self._membership = membership
         self._store_dirs = [path for path in store_dirs if path]
-        self._throttle = LogThrottle(LOG)
         # Figure for Prometheus: one lost between two threads does no harm.
         self.taken_over = 0
         self._lock = threading.Lock()  # guards what follows
@@ -149,15 +148,13 @@ class Homes:
     def due(self) -> list[tuple[str, int]]:
         """Return images that this node is to take over now though nobody has asked, with their
         homes: some of those of nodes that are drained, forgotten, or out."""
-        nodes = self._membership.nodes()
         if not self._membership.takes_images or not self._membership.may_judge:
             return []
-        leaving = {node.record.number for node in nodes if _loses_all(
-            node, self._membership.are_most_away) and node.record.number != self._membership.own}
+        leaving = {node.record.number for node in self._membership.leaving()}
         if not leaving:
             return []
         homes = self._store.homes()
-        takers = [node.record.number for node in nodes if node.takes_images]
+        takers = [node.record.number for node in self._membership.nodes() if node.takes_images]
         # Each taker has its own share, so that they do not run after the same ones.
         share = takers.index(self._membership.own) if self._membership.own in takers else 0
         images = [image_id for image_id in sorted(homes) if homes[image_id] in leaving
@@ -170,10 +167,6 @@ class Homes:
                       for record in self._store.manifests() if record.image_id in moved)
         return [(image_id, homes[image_id])
                 for image_id in mine[:max(0, _MOST_WAITING - waiting)]]
-
-
-def _loses_all(node: Node, are_most_away: bool) -> bool:
-    return node.record.wish is not None or (node.state is NodeState.OUT and not are_most_away)
 
 
 def _named(node: Node | None) -> str:
@@ -248,7 +241,7 @@ class HomeUpkeep:
             for image_id in self._homes.taken():
                 self._controller.queue.add(image_id)
         homes = set(self._store.homes().values())
-        for node in self._leaving():
+        for node in self._membership.leaving():
             if node.record.wish is NodeWish.FORGOTTEN and node.state is not NodeState.UP \
                     and node.record.number not in homes and self._forget(node.record.number):
                 LOG.info('the storage node %s is forgotten', node.record.name)
@@ -256,14 +249,9 @@ class HomeUpkeep:
     def _adopt(self) -> None:
         if not self._membership.may_judge or not self._membership.takes_images:
             return
-        for node in self._leaving():
+        for node in self._membership.leaving():
             if node.state is not NodeState.UP:
                 self._records.adopt(node.record.number)
-
-    def _leaving(self) -> list[Node]:
-        return [node for node in self._membership.nodes()
-                if node.record.number != self._membership.own
-                and _loses_all(node, self._membership.are_most_away)]
 
     def give_up_moved(self) -> None:
         """Serve no more, and remove, what this node has of images that have another home, as far as

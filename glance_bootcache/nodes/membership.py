@@ -112,19 +112,29 @@ class Membership:
     def nodes(self) -> list[Node]:
         """Return all nodes, by name."""
         with self._lock:
-            records, changed_at, now = self._records, self._changed_at, self._clock()
-            judges = now - self._seen_at <= _BLIND_SECONDS
-        found = []
-        for record in records.values():
-            silent = 0.0 if record.number == self.own else now - changed_at[record.number]
-            state = NodeState.UP if not judges or silent < AWAY_SECONDS else \
-                NodeState.AWAY if silent < OUT_SECONDS else NodeState.OUT
-            found.append(Node(record, state, silent))
+            found = [self._seen(record) for record in self._records.values()]
         return sorted(found, key=lambda node: node.record.name)
 
-    def node(self, number: int | None) -> Node | None:
+    def node(self, number: int) -> Node | None:
         """Return a node, by its row's number; None if it is not known."""
-        return next((node for node in self.nodes() if node.record.number == number), None)
+        with self._lock:
+            record = self._records.get(number)
+            return None if record is None else self._seen(record)
+
+    def _seen(self, record: NodeRecord) -> Node:
+        """Return a node as it is seen now; under the lock."""
+        silent = 0.0 if record.number == self.own \
+            else self._clock() - self._changed_at[record.number]
+        state = NodeState.UP if not self.may_judge or silent < AWAY_SECONDS else \
+            NodeState.AWAY if silent < OUT_SECONDS else NodeState.OUT
+        return Node(record, state, silent)
+
+    def leaving(self) -> list[Node]:
+        """Return the other nodes that lose all of their images: as an operator says, or as they are
+        out; the latter not while most are away."""
+        keeps_out = self.are_most_away
+        return [node for node in self.nodes() if node.record.number != self.own and (
+            node.record.wish is not None or (node.state is NodeState.OUT and not keeps_out))]
 
     @property
     def are_several(self) -> bool:

@@ -261,18 +261,16 @@ class HomeUpkeep:
         :raises StorageDaemonError: if an exporter does not answer.
         """
         here = self._exporters.served_images()
-        with_files = self._store.files.images_with_files()
-        for image_id in sorted(here | with_files):
+        files = self._store.files.by_image()
+        for image_id in sorted(here | files.keys()):
             home, record = self._store.home(image_id), self._store.anywhere(image_id)
-            if home == self._membership.own and image_id in with_files:
-                self._store.retire_unnamed(image_id)
-            if home is None or home == self._membership.own or record is None:
-                # What no row names is served on.
+            if home == self._membership.own:
+                self._store.retire_unnamed(image_id, files.get(image_id, ()))
+            elif home is None or record is None or not record.made.base_path \
+                    or not self._is_there(home):
+                # What no row names is served on; and nobody else may have it.
                 continue
-            if not record.made.base_path or not self._is_there(home):
-                # Nobody else may have it.
-                continue
-            if self._exporters.retire(image_id, with_base=True) and image_id in with_files:
+            elif self._exporters.retire(image_id, with_base=True) and image_id in files:
                 self._tiers.forget(image_id)
                 self._store.files.retire(image_id)
                 self._store.files.remove_retired(image_id)

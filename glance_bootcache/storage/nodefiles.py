@@ -257,15 +257,18 @@ class NodeFiles:
             FileRow.kind.in_(ON_DISK), FileRow.state == FileState.READY.value,
             FileRow.name.not_in(names)).values(state=FileState.RETIRING.value)))
 
-    def images_with_files(self) -> set[str]:
-        """Return the images of which this node has files that are not to be removed.
+    def by_image(self) -> dict[str, set[str]]:
+        """Return the names of this node's files that are not to be removed, by image.
 
         :raises DatabaseAway: if the database does not answer.
         """
-        return set(self._database.read(lambda connection: connection.execute(
-            sa.select(FileRow.image_id).where(
-                FileRow.node_id == self._node_id, FileRow.kind.in_(ON_DISK),
-                FileRow.state != FileState.RETIRING.value).distinct()).scalars().all()))
+        found: dict[str, set[str]] = {}
+        for image_id, name in self._database.read(lambda connection: connection.execute(
+                sa.select(FileRow.image_id, FileRow.name).where(
+                    FileRow.node_id == self._node_id, FileRow.kind.in_(ON_DISK),
+                    FileRow.state != FileState.RETIRING.value)).all()):
+            found.setdefault(image_id, set()).add(name)
+        return found
 
     def named(self, kind: FileKind, *states: FileState) -> dict[str, str]:
         """Return the images of things of a kind, by the things' names.

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import cachetools
@@ -405,16 +405,19 @@ class ImageStore:
             self._moved[image_id] = time.monotonic()
         self._held = {**self._held, image_id: row}
 
-    def retire_unnamed(self, image_id: str) -> None:
+    def retire_unnamed(self, image_id: str, there: Collection[str]) -> None:
         """Have files of an image be removed that were its row's before another node worked on it,
         if this node has its base otherwise.
 
+        :param there: names of the image's files, as of ``NodeFiles.by_image``.
         :raises DatabaseAway: if the database does not answer.
         """
         record = self.known(image_id)
         if record is not None and record.made.base_path:
             names = nodefiles.named(record, self.directory(image_id))
-            self.files.retire_all_but(image_id, names)
+            # Most have none: nothing is written for them.
+            if not names.issuperset(there):
+                self.files.retire_all_but(image_id, names)
 
     def refresh(self, changed: Callable[[str], object] = lambda image_id: None) -> list[str]:
         """Read rows again that are not as in memory: another node may have written them, or the

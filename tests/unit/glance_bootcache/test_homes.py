@@ -267,11 +267,11 @@ def test_what_a_node_has_of_an_image_that_comes_back_is_named_or_goes(cloud, num
     cloud.claim(two, one)
     cloud.refresh()
     cloud.claim(one, two)
-    cloud.stores[one].retire_unnamed(IMAGE)
+    cloud.stores[one].retire_unnamed(IMAGE, cloud.stores[one].files.by_image()[IMAGE])
     cloud.stores[one].remove_retired()
     assert len(cloud.on_disk(one)) == 1, 'while it has no other one'
     cloud.get_base(one)
-    cloud.stores[one].retire_unnamed(IMAGE)
+    cloud.stores[one].retire_unnamed(IMAGE, cloud.stores[one].files.by_image()[IMAGE])
     cloud.stores[one].remove_retired()
     assert cloud.on_disk(one) == [os.path.basename(cloud.stores[one].load(IMAGE).made.base_path)]
 

@@ -289,6 +289,15 @@ def test_what_is_glance_s_own_is_only_served_no_more(cloud, numbers, upkeep):
     assert upkeep.tiers.forgotten == []
 
 
+def test_nothing_is_written_of_images_whose_files_are_all_named(cloud, numbers, upkeep,
+                                                                monkeypatch):
+    """There may be thousands, and they are looked at again and again."""
+    cloud.with_base(numbers[0])
+    monkeypatch.setattr(cloud.database, 'write', lambda change: pytest.fail('it is written'))
+    upkeep.house.give_up_moved()
+    assert len(cloud.on_disk(numbers[0])) == 1
+
+
 def test_what_is_its_own_or_nobody_s_stays(cloud, numbers, upkeep):
     one = numbers[0]
     path = cloud.with_base(one)

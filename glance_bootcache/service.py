@@ -222,7 +222,7 @@ class StorageService:
         node = StorageNode(database, os.path.join(state_dir, 'node.json'), self._conf.host)
         if database.file is not None:
             # Others cannot work with it.
-            node_rows.take_all(database, node.id)
+            node_rows.take_images(database, node.id)
         store = ImageStore(state_dir, database, node.id, lambda: not node.is_restored)
         store.retire_left()
         if unnamed := store.files.unnamed():

@@ -169,7 +169,9 @@ class StorageNode:
         self._claimed = changed
         self._beats += 1
         if self._membership is not None:
-            self._membership.observe(records)
+            # With SQLite there is no other node, whatever rows are left.
+            self._membership.observe(record for record in records if self._database.file is None
+                                     or record.number == changed.id)
         return True
 
     def _run(self) -> None:
@@ -289,19 +291,15 @@ def forget(database: Database, number: int, own: int) -> bool:
     return database.write(remove)
 
 
-def take_all(database: Database, own: int) -> None:
-    """Have all that rows of other nodes have be this one's, which is the only one: node.json was
-    lost, and it has another name.
+def take_images(database: Database, own: int) -> None:
+    """Have this node, which is the only one, work on all images: node.json was lost, and it has
+    another name. What another row's node has made is left, as what no row names.
 
     :param own: number of this node's row.
     :raises DatabaseAway: if it cannot be written.
     """
-    def take(connection: sa.Connection) -> None:
-        for model in (ImageRow, SnapshotRow, FileRow):
-            connection.execute(sa.update(model).where(model.node_id != own).values(node_id=own))
-        connection.execute(sa.delete(StorageNodeRow).where(StorageNodeRow.id != own))
-
-    database.write(take)
+    database.write(lambda connection: connection.execute(
+        sa.update(ImageRow).where(ImageRow.node_id != own).values(node_id=own)))
 
 
 def _check_alone(database: Database, own: str, name: str, expected: int,

@@ -437,6 +437,29 @@ def test_a_node_that_does_not_work_does_not_beat_and_judges_nobody(shared, path,
     assert 'this storage node works again' in caplog.text
 
 
+def test_with_sqlite_a_row_that_is_left_is_no_other_node(database, path):
+    """Of a node whose node.json was lost, and that has another name now."""
+    StorageNode(database, path, 'before', no_sleep)
+    one = StorageNode(database, f'{path}.one', 'now', lambda seconds: None)
+    membership = Membership(one.id)
+    one.start(lambda: pytest.fail('it is the same database'), membership=membership)
+    one.stop()
+    assert [each.record.name for each in membership.nodes()] == ['now']
+    assert not membership.are_several
+
+
+def test_the_only_node_works_on_all_images_and_leaves_what_others_made(database, path, tmp_path):
+    before = StorageNode(database, path, 'before', no_sleep)
+    store = ImageStore(str(tmp_path / 'before'), database, before.id)
+    store.add(Manifest(IMAGE))
+    name = store.begin_file(IMAGE, FileKind.BASE, '.img')
+    now = StorageNode(database, f'{path}.now', 'now', lambda seconds: None)
+    assert ImageStore(str(tmp_path / 'now'), database, now.id).load(IMAGE) is None
+    node.take_images(database, now.id)
+    assert ImageStore(str(tmp_path / 'now'), database, now.id).load(IMAGE) is not None
+    assert store.files.named(FileKind.BASE) == {name: IMAGE}
+
+
 @pytest.mark.parametrize('wanted', NodeWish)
 def test_what_an_operator_wants_is_written(database, path, wanted):
     one = StorageNode(database, path, 'one', no_sleep)

@@ -32,7 +32,7 @@ from bench.faults.wayhost import Units, WaysHost
 from bench.faults.wayplan import Event
 from bench.faults.waystage import QEMU, UNITS
 from bench.replay import children, netns
-from glance_bootcache.db.models import NodeWish
+from bootcache.rpc.messages import NodeWish
 from tools.databases import MariaDB, made
 from tools.ports import free_port
 

@@ -83,6 +83,13 @@ class WarmOutcome(enum.StrEnum):
     ERROR = 'error'
 
 
+class NodeWish(enum.StrEnum):
+    """What an operator wants of a storage node: it gets no images any more, or is gone for good."""
+
+    DRAINED = 'drained'
+    FORGOTTEN = 'forgotten'
+
+
 class ExchangeWay(enum.StrEnum):
     """How a file came that a host asked for by exchange: all of it by exchange, in part, or not."""
 
@@ -581,7 +588,7 @@ class SetNodeWish(Message[bool]):
 
     since = '2.1'
     name: HostName
-    wish: Annotated[str, fields.one_of({'drained': 'drained', 'forgotten': 'forgotten'})] | None
+    wish: NodeWish | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from bootcache import exception
 from bootcache.quoting import one_line
-from bootcache.rpc.messages import ListNodes, SetNodeWish
+from bootcache.rpc.messages import ListNodes, NodeWish, SetNodeWish
 from glance_bootcache.cli.listing import Listing
 
 
@@ -31,7 +31,7 @@ class NodeList(Listing):
 class _WishCommand(Listing):
     """Says what is wanted of storage nodes."""
 
-    wish: str | None = None
+    wish: NodeWish | None = None
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
@@ -58,7 +58,7 @@ class NodeDrain(_WishCommand):
     others by themselves within some minutes; its machine can be switched off then.
     """
 
-    wish = 'drained'
+    wish = NodeWish.DRAINED
 
 
 class NodeResume(_WishCommand):
@@ -74,10 +74,10 @@ class NodeForget(_WishCommand):
     It is refused while a node works. A node leaves the list when others have its images.
     """
 
-    wish = 'forgotten'
+    wish = NodeWish.FORGOTTEN
 
 
 def _state(node: dict[str, Any]) -> str:
-    if node['wish'] == 'drained' and node['state'] == 'up':
+    if node['wish'] == NodeWish.DRAINED and node['state'] == 'up':
         return 'draining' if node['images'] else 'drained'
-    return str(node['wish'] or node['state']) if node['wish'] == 'forgotten' else str(node['state'])
+    return str(node['wish'] if node['wish'] == NodeWish.FORGOTTEN else node['state'])

@@ -52,13 +52,6 @@ class IdentityRow(Model):
                              doc='of the database, drawn when it was first used')
 
 
-class NodeWish(enum.StrEnum):
-    """What an operator wants of a storage node."""
-
-    DRAINED = 'drained'
-    FORGOTTEN = 'forgotten'
-
-
 class StorageNodeRow(Model):
     """A storage node: what runs ``glance-bootcache``."""
 

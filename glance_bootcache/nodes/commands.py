@@ -6,8 +6,8 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache.exception import RequestRefused
+from bootcache.rpc.messages import NodeWish
 from glance_bootcache.db.engine import Database
-from glance_bootcache.db.models import NodeWish
 from glance_bootcache.nodes import node
 from glance_bootcache.nodes.membership import Membership, NodeState
 from glance_bootcache.storage.store import ImageStore
@@ -33,14 +33,13 @@ class NodeCommands:
                  'rpc': one.record.rpc, 'answers': one.record.number == self._membership.own}
                 for one in self._membership.nodes()]
 
-    def set_wish(self, name: str, wish: str | None) -> bool:
+    def set_wish(self, name: str, wanted: NodeWish | None) -> bool:
         """Write what an operator wants of a node: see SetNodeWish.
 
         :raises RequestRefused: if it is to be forgotten, and works; or is to be drained, and no
             other one takes its images.
         :raises DatabaseAway: if it cannot be written.
         """
-        wanted = None if wish is None else NodeWish(wish)
         nodes = self._membership.nodes()
         found = next((one for one in nodes if one.record.name == name), None)
         if wanted is NodeWish.FORGOTTEN and found is not None and found.state is NodeState.UP:

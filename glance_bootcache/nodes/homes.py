@@ -14,9 +14,8 @@ from oslo_log import log as logging
 from bootcache import exception, savefile
 from bootcache.ceph import places
 from bootcache.manifest import Manifest, Standing
-from bootcache.rpc.messages import NO_IMAGE
+from bootcache.rpc.messages import NO_IMAGE, NodeWish
 from bootcache.util.logthrottle import LogThrottle
-from glance_bootcache.db.models import NodeWish
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.images import policy
 from glance_bootcache.images.controller import Controller

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from glance_bootcache.db.models import NodeWish
+from bootcache.rpc.messages import NodeWish
 
 # Of a beat that stands still, until the node is away: who needs its images takes them over; and
 # until all of its images are taken over.

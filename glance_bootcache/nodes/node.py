@@ -18,6 +18,7 @@ from oslo_log import log as logging
 
 from bootcache import savefile
 from bootcache.exception import ConfigurationError
+from bootcache.rpc.messages import NodeWish
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
@@ -26,7 +27,6 @@ from glance_bootcache.db.models import (
     FileState,
     IdentityRow,
     ImageRow,
-    NodeWish,
     SnapshotRow,
     StorageNodeRow,
 )

@@ -31,11 +31,8 @@ from bootcache.manifest import (
     Standing,
 )
 from bootcache.reasons import Cause, Reason
-from bootcache.rpc.messages import NO_IMAGE
-from glance_bootcache.db.models import (
-    ImageRow,
-    NodeWish,
-)
+from bootcache.rpc.messages import NO_IMAGE, NodeWish
+from glance_bootcache.db.models import ImageRow
 from glance_bootcache.images import policy
 from glance_bootcache.nodes.homes import Homes, NodeAway
 from glance_bootcache.nodes.membership import Membership

@@ -13,12 +13,8 @@ from fakes_nodes import CLONE, IMAGE, MANY, OTHER, RULES, SERVER, SNAPSHOT, glan
 
 from bootcache.exception import DatabaseAway, StorageDaemonError
 from bootcache.manifest import Manifest
-from glance_bootcache.db.models import (
-    FileState,
-    ImageRow,
-    NodeWish,
-    StorageNodeRow,
-)
+from bootcache.rpc.messages import NodeWish
+from glance_bootcache.db.models import FileState, ImageRow, StorageNodeRow
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.nodes import node
 from glance_bootcache.nodes.homes import HomeUpkeep

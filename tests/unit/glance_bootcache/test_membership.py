@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from fakes_clock import Clock
 
-from glance_bootcache.db.models import NodeWish
+from bootcache.rpc.messages import NodeWish
 from glance_bootcache.nodes.membership import Membership, NodeRecord, NodeState
 
 OWN, OTHER, THIRD, FOURTH = 1, 2, 3, 4

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 
 from bootcache.exception import ConfigurationError, DatabaseAway
 from bootcache.manifest import Manifest
+from bootcache.rpc.messages import NodeWish
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db.engine import Database
-from glance_bootcache.db.models import NodeWish, StorageNodeRow
+from glance_bootcache.db.models import StorageNodeRow
 from glance_bootcache.nodes import node
 from glance_bootcache.nodes.membership import Membership, NodeRecord
 from glance_bootcache.nodes.node import StorageNode

@@ -8,8 +8,8 @@ from fakes_clock import Clock
 
 from bootcache.exception import DatabaseAway, RequestRefused
 from bootcache.manifest import Manifest
-from bootcache.rpc.messages import ListNodes, SetNodeWish
-from glance_bootcache.db.models import NodeWish, StorageNodeRow
+from bootcache.rpc.messages import ListNodes, NodeWish, SetNodeWish
+from glance_bootcache.db.models import StorageNodeRow
 from glance_bootcache.nodes import node
 from glance_bootcache.nodes.commands import NodeCommands
 from glance_bootcache.nodes.membership import Membership, NodeRecord
@@ -80,7 +80,7 @@ def test_a_node_that_has_seen_nobody_yet_lists_none(cloud):
 
 
 def test_states_and_wishes_are_listed(cloud):
-    assert cloud.commands.set_wish('c', 'drained')
+    assert cloud.commands.set_wish('c', NodeWish.DRAINED)
     cloud.pass_by(20, 'a')
     assert cloud.listed('state') == {'a': 'away', 'b': 'up', 'c': 'up'}
     assert cloud.listed('wish') == {'a': None, 'b': None, 'c': 'drained'}
@@ -90,10 +90,10 @@ def test_states_and_wishes_are_listed(cloud):
 
 
 def test_a_node_is_drained_and_works_as_all_others_again(cloud):
-    assert cloud.commands.set_wish('c', 'drained')
+    assert cloud.commands.set_wish('c', NodeWish.DRAINED)
     cloud.look()
     assert not cloud.membership.node(cloud.numbers['c']).takes_images
-    assert cloud.commands.set_wish('c', 'drained'), 'it is already'
+    assert cloud.commands.set_wish('c', NodeWish.DRAINED), 'it is already'
     assert cloud.commands.set_wish('c', None)
     cloud.look()
     assert cloud.membership.node(cloud.numbers['c']).takes_images
@@ -101,40 +101,40 @@ def test_a_node_is_drained_and_works_as_all_others_again(cloud):
 
 
 def test_the_node_that_answers_may_be_drained_as_well(cloud):
-    assert cloud.commands.set_wish('b', 'drained')
+    assert cloud.commands.set_wish('b', NodeWish.DRAINED)
     cloud.look()
     assert not cloud.membership.takes_images
 
 
 def test_the_last_one_that_takes_images_is_not_drained(cloud):
-    assert cloud.commands.set_wish('a', 'drained')
+    assert cloud.commands.set_wish('a', NodeWish.DRAINED)
     cloud.look()
-    assert cloud.commands.set_wish('b', 'drained')
+    assert cloud.commands.set_wish('b', NodeWish.DRAINED)
     cloud.look()
     with pytest.raises(RequestRefused, match='no other storage node works that could take the'
                                              ' images of c'):
-        cloud.commands.set_wish('c', 'drained')
+        cloud.commands.set_wish('c', NodeWish.DRAINED)
     assert cloud.commands.set_wish('a', None)
     cloud.look()
-    assert cloud.commands.set_wish('c', 'drained')
+    assert cloud.commands.set_wish('c', NodeWish.DRAINED)
 
 
 def test_nor_is_one_while_all_others_are_away(cloud):
     cloud.pass_by(20, 'a', 'c')
     with pytest.raises(RequestRefused, match='no other storage node works'):
-        cloud.commands.set_wish('b', 'drained')
-    assert cloud.commands.set_wish('a', 'drained'), 'this one takes its images'
+        cloud.commands.set_wish('b', NodeWish.DRAINED)
+    assert cloud.commands.set_wish('a', NodeWish.DRAINED), 'this one takes its images'
 
 
 def test_a_node_that_works_is_not_forgotten(cloud):
     for name in 'a', 'b':
         with pytest.raises(RequestRefused, match=f'the storage node {name} works'):
-            cloud.commands.set_wish(name, 'forgotten')
+            cloud.commands.set_wish(name, NodeWish.FORGOTTEN)
     cloud.pass_by(19, 'a')
     with pytest.raises(RequestRefused, match='within 20 s'):
-        cloud.commands.set_wish('a', 'forgotten')
+        cloud.commands.set_wish('a', NodeWish.FORGOTTEN)
     cloud.pass_by(1, 'a')
-    assert cloud.commands.set_wish('a', 'forgotten')
+    assert cloud.commands.set_wish('a', NodeWish.FORGOTTEN)
     cloud.look()
     assert cloud.listed('wish')['a'] == 'forgotten'
 
@@ -144,16 +144,16 @@ def test_nobody_is_forgotten_by_a_node_that_cannot_judge(cloud):
     cloud.pass_by(600, 'a')
     cloud.clock.now += 60
     with pytest.raises(RequestRefused, match='works'):
-        cloud.commands.set_wish('a', 'forgotten')
+        cloud.commands.set_wish('a', NodeWish.FORGOTTEN)
 
 
-@pytest.mark.parametrize('wish', [None, 'drained', 'forgotten'])
+@pytest.mark.parametrize('wish', [None, *NodeWish])
 def test_a_node_that_is_not_known_is_told_to_be_none(cloud, wish):
     assert cloud.commands.set_wish('nobody', wish) is False
     assert cloud.listed('wish') == {'a': None, 'b': None, 'c': None}
 
 
-@pytest.mark.parametrize('wish', ['drained', 'forgotten'])
+@pytest.mark.parametrize('wish', NodeWish)
 def test_a_node_that_is_alone_has_nobody_to_take_its_images(database, tmp_path, wish):
     cloud = Cloud(database, tmp_path, ['a'])
     with pytest.raises(RequestRefused):
@@ -167,13 +167,13 @@ def test_what_cannot_be_written_is_told(cloud, monkeypatch):
 
     monkeypatch.setattr(cloud.database, 'write', away)
     with pytest.raises(DatabaseAway):
-        cloud.commands.set_wish('a', 'drained')
+        cloud.commands.set_wish('a', NodeWish.DRAINED)
 
 
 def test_what_a_node_wants_is_there_after_its_restart_unless_it_was_forgotten(
         cloud, tmp_path):
     """One that comes back is a node as any other."""
-    assert cloud.commands.set_wish('c', 'drained')
+    assert cloud.commands.set_wish('c', NodeWish.DRAINED)
     assert node.wish(cloud.database, 'a', NodeWish.FORGOTTEN)
     for name in 'a', 'c':
         again = StorageNode(cloud.database, str(tmp_path / f'{name}.json'), name,

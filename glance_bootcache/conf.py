@@ -367,8 +367,8 @@ Related options:
     cfg.StrOpt('rbd_clone_namespace',
                default='storage',
                help="""
-RBD namespace, within that pool, of this storage service's clones. It is of this
-one alone: clones there that none of its images needs are removed.
+RBD namespace, within that pool, of the clones of all storage nodes that have
+one database, and of no others.
 
 Possible values:
 

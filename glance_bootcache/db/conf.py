@@ -14,13 +14,14 @@ FILE = 'bootcache.sqlite'
 ENGINE = ('mysql_sql_mode', 'mysql_wsrep_sync_wait', 'connection_recycle_time', 'max_pool_size',
           'max_overflow', 'pool_timeout', 'connection_parameters')
 _CONNECTION = f"""
-The storage service's database, as SQLAlchemy has it. No other storage service
-may have the same.
+The storage service's database, as SQLAlchemy has it: the same one of all
+storage nodes of a cloud, and of no other cloud's.
 
 Possible values:
 
 * Nothing: SQLite in the file {FILE} of ``state_dir``, which the
-  service makes and upgrades itself. It has to be on a disk of this machine.
+  service makes and upgrades itself. It is for one storage node, and has to be
+  on a disk of this machine.
 * mysql+pymysql://USER:PASSWORD@HOST/DATABASE?charset=utf8mb4, or
   postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. Its tables are made and
   upgraded by ``bootcache-manage db sync``.

@@ -220,6 +220,7 @@ class PlanCause(enum.StrEnum):
     BASE = 'base-not-ready'
     CACHE_IMAGE = 'cache-image-not-ready'
     NO_PROFILE_BOOT = 'no-profile-boot'
+    NODE_AWAY = 'storage-node-away'
 
 
 # An image's id, and its working set's file, which is another one with each recording and each

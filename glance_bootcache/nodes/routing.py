@@ -28,6 +28,7 @@ from bootcache.rpc.messages import (
     TakeSlot,
 )
 from bootcache.util.backoff import CircuitBreaker
+from glance_bootcache.images.reportedboots import PlanCause
 from glance_bootcache.nodes.homes import Homes, NodeAway
 from glance_bootcache.nodes.membership import Membership, NodeState
 from glance_bootcache.snapshots.records import Records
@@ -114,7 +115,7 @@ class Routing(Alone):
             if not isinstance(message, PlanBoot):
                 raise
             # Its server waits, or goes the stock way when its patience ends.
-            return {'action': BootAction.WAIT, 'cause': 'storage-node-away', 'reason': str(error),
+            return {'action': BootAction.WAIT, 'cause': PlanCause.NODE_AWAY, 'reason': str(error),
                     'ready_in': None}
 
     def _node_for(self, message: Message[Any]) -> str | None:

@@ -3,22 +3,26 @@
 
 import concurrent.futures
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import ClassVar
 
+import oslo_messaging as messaging
 from oslo_middleware.healthcheck import Healthcheck, pluginbase
 
 from bootcache.exception import ConfigurationError
 from bootcache.quoting import one_line
+from bootcache.rpc.messages import NO_IMAGE, SENDER, GetImage
 from bootcache.util import threads
 
 BUS, DATABASE, EXPORTER = 'bus', 'database', 'exporter'
 _CHECKS = 'checks'
 # For each of them. A load balancer, or Prometheus, waits for ten as a rule.
 _SECONDS = 3.0
+_ANSWER_SECONDS = 3
 # Who asks within that after an answer gets the same one: the middleware asks for each by itself.
 _FRESH_SECONDS = 1.0
 
@@ -91,6 +95,24 @@ class HealthChecks:
         return Healthcheck(None, {
             'oslo_config_project': 'bootcache-healthcheck', 'oslo_config_file': os.devnull,
             'backends': backends, _CHECKS: self})
+
+
+def bus_check(bus: messaging.Transport, where: messaging.Target, **context: str
+              ) -> Callable[[], None]:
+    """Return what asks this service something by the bus, as others do.
+
+    :param bus: as of :func:`bootcache.rpc.transport.get_transport`.
+    :param where: this service's place there.
+    :param context: more of the message's, beside its sender.
+    """
+    client = messaging.get_rpc_client(bus, where)
+    told = {SENDER: secrets.token_hex(16), **context}
+
+    def ask() -> None:
+        client.prepare(timeout=_ANSWER_SECONDS, retry=0).call(
+            told, GetImage.method, image_id=NO_IMAGE)
+
+    return ask
 
 
 class _Backend(pluginbase.HealthcheckBaseExtension):  # type: ignore[misc]

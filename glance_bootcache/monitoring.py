@@ -1,11 +1,9 @@
 """How the storage service is watched: metrics for Prometheus and ``/healthcheck``, by HTTP."""
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
 
-import oslo_messaging as messaging
 import sqlalchemy as sa
 from oslo_config import cfg
 
@@ -16,7 +14,7 @@ from bootcache.http.listener import HttpListener
 from bootcache.http.metrics import Values
 from bootcache.manifest import ImageState
 from bootcache.rpc import transport
-from bootcache.rpc.messages import NO_IMAGE, SENDER, ExchangeWay, GetImage
+from bootcache.rpc.messages import ExchangeWay
 from bootcache.tier import Medium
 from glance_bootcache import health
 from glance_bootcache.db.engine import Database
@@ -32,7 +30,6 @@ from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
-_ANSWER_SECONDS = 3
 # By the names that Given has for them.
 _GIVERS = {'hosts': 'exchanged_bytes', 'storage_node': 'storage_bytes',
            'exporter': 'copied_bytes'}
@@ -44,13 +41,7 @@ def checks(conf: cfg.ConfigOpts, database: Database, exporters: Exporters) -> He
     :param conf: configuration of the storage service.
     """
     # The question takes the way of all: by the bus to this service, and back.
-    client = messaging.get_rpc_client(transport.get_transport(conf),
-                                      transport.target(server=conf.host))
-    context = {SENDER: secrets.token_hex(16)}
-
-    def ask_bus() -> None:
-        client.prepare(timeout=_ANSWER_SECONDS, retry=0).call(
-            context, GetImage.method, image_id=NO_IMAGE)
+    ask_bus = health.bus_check(transport.get_transport(conf), transport.target(server=conf.host))
 
     def ask_database() -> None:
         database.read(lambda connection: connection.execute(sa.select(HostRow.id).limit(1)))

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import mmap
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,14 +16,12 @@ from typing import Any
 import oslo_messaging as messaging
 
 from bootcache.rpc import messages
-from bootcache.rpc.messages import NO_IMAGE, SENDER, GetImage
-from glance_bootcache.health import BUS, EXPORTER, HealthChecks
+from glance_bootcache.health import BUS, EXPORTER, HealthChecks, bus_check
 from glance_bootcache.nodes import routing
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
 
 DISK = 'disk'
-_ANSWER_SECONDS = 3
 _BLOCK = 4096
 
 
@@ -36,15 +33,9 @@ def checks(bus: messaging.Transport, own: str, exporters: Exporters, directory: 
     :param own: this node's name.
     :param directory: of its images.
     """
-    client = messaging.get_rpc_client(bus, routing.target(server=own))
-    context = {SENDER: secrets.token_hex(16), routing.NODE: own}
-
-    def ask_bus() -> None:
-        client.prepare(timeout=_ANSWER_SECONDS, retry=0).call(
-            context, GetImage.method, image_id=NO_IMAGE)
-
-    return HealthChecks({BUS: ask_bus, EXPORTER: exporters.check,
-                         DISK: lambda: read_disk(directory)})
+    return HealthChecks({
+        BUS: bus_check(bus, routing.target(server=own), **{routing.NODE: own}),
+        EXPORTER: exporters.check, DISK: lambda: read_disk(directory)})
 
 
 def told(state_dir: str) -> dict[str, Any]:

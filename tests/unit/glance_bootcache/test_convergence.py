@@ -24,7 +24,7 @@ from sqlalchemy import event
 
 from bootcache import locks, savefile, steps
 from bootcache.exception import DatabaseAway, ServiceAway
-from bootcache.manifest import Availability, ImageState, Standing
+from bootcache.manifest import Availability, Goal, ImageState, Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache import conf as glance_conf
@@ -542,9 +542,10 @@ class Images(stateful.RuleBasedStateMachine):
             return
         assert ImageStore(f'{self.directory}/state', self.database, 1).load(image) == record
         assert image not in self.pinned or record.wished.pinned is self.pinned[image]
-        # What was begun of an image that Glance says not to have goes on when it has it again.
+        # Of an image that Glance says not to have it is built when it has it again.
         assert record.goal == '' or record.standing is Standing.WANTED or (
-            record.is_missing and found is None), 'nothing is outstanding'
+            record.goal is Goal.BUILD and record.is_missing and found is None), \
+            'nothing is outstanding'
         served = house.exporter.serving.get(image, (None, None))
         directory = house.store.directory(image)
         named = nodefiles.named(record, directory)

@@ -260,6 +260,14 @@ def test_an_operator_gets_a_new_recording_whatever_is_there(standing, held, goal
     check(decide(IMAGE, known), known, RECORD)
 
 
+@pytest.mark.parametrize('availability', [Availability.MISSING, Availability.DELETION_NOTIFIED])
+def test_a_cache_image_that_is_to_be_built_is_when_glance_has_the_image_again(availability):
+    record = manifest(goal=Goal.BUILD, cache_image=None).wishing(availability=availability)
+    decision = decide(record=record, has_base=True)
+    assert decision.step is Step.BUILD
+    assert decision.record.wished.availability is Availability.ACTIVE
+
+
 @pytest.mark.parametrize('goal', [Goal.RECORD, Goal.SERVE])
 def test_content_that_could_not_be_taken_is_tried_while_it_is_wanted(goal):
     known = manifest(Standing.FAILED, goal=goal, base_hash='sha512:11')

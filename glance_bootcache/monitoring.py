@@ -24,12 +24,16 @@ from glance_bootcache.health import HealthChecks
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.running import Running
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes.homes import Homes
+from glance_bootcache.nodes.membership import Membership, NodeState
 from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
+# Of nodes that are switched off as an operator wants.
+_DRAINED = 'drained'
 # By the names that Given has for them.
 _GIVERS = {'hosts': 'exchanged_bytes', 'storage_node': 'storage_bytes',
            'exporter': 'copied_bytes'}
@@ -52,7 +56,8 @@ def checks(conf: cfg.ConfigOpts, database: Database, exporters: Exporters) -> He
 
 def sample(metrics: ServiceMetrics, conf: cfg.ConfigOpts, *, store: ImageStore, running: Running,
            tiers: StorageTiers, hosts: Hosts, given: Given, rejected: RejectedMessages,
-           snapshots: SnapshotJobs, database: Database, health_checks: HealthChecks) -> None:
+           snapshots: SnapshotJobs, database: Database, health_checks: HealthChecks,
+           membership: Membership, homes: Homes) -> None:
     """Add what is read when Prometheus asks to the storage service's metrics.
 
     :param conf: configuration of the storage service.
@@ -102,6 +107,10 @@ def sample(metrics: ServiceMetrics, conf: cfg.ConfigOpts, *, store: ImageStore, 
     gauge('bootcache_snapshots', 'Snapshots that hosts send, by step; those that are over are'
           ' remembered for a while.',
           lambda: {(step,): count for step, count in snapshots.counts().items()}, ['step'])
+    gauge('bootcache_storage_nodes', 'Storage nodes by state, as this one sees them; none where'
+          ' there is one alone.', lambda: _nodes(membership), ['state'])
+    counter('bootcache_images_taken_over', 'Images that this storage node has taken over from'
+            ' others.', lambda: {(): homes.taken_over})
     counter('bootcache_database_errors', 'Queries and changes that the database did not make, in'
             ' the end.', lambda: {(): database.errors})
     counter('bootcache_database_retries', 'Queries and changes that were made again, as the'
@@ -114,6 +123,14 @@ def sample(metrics: ServiceMetrics, conf: cfg.ConfigOpts, *, store: ImageStore, 
             ['way'])
     counter('bootcache_exchange_bytes', 'Bytes of the files that hosts asked for by exchange, by'
             ' who gave them.', _given(given, _GIVERS), ['giver'])
+
+
+def _nodes(membership: Membership) -> Values:
+    if not membership.are_several:
+        return {}
+    counts = Counter(_DRAINED if node.record.wish else node.state.value
+                     for node in membership.nodes())
+    return {(state,): counts[state] for state in (*(one.value for one in NodeState), _DRAINED)}
 
 
 def _by_tier(values: dict[Medium, int]) -> Values:

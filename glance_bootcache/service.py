@@ -191,11 +191,12 @@ class StorageService:
             checks = monitoring.checks(conf, database, exporter)
             monitoring.sample(metrics, conf, store=store, running=running, tiers=tiers, hosts=hosts,
                               given=offers.given, rejected=rejected, snapshots=snapshots,
-                              database=database, health_checks=checks)
+                              database=database, health_checks=checks, membership=membership,
+                              homes=homes)
             self._started.append(monitoring.listen(conf, metrics, checks))
         # With SQLite there are no other storage nodes.
         routing = ALONE if database.file is not None else Routing(
-            bus_transport, conf.host, homes, records, membership)
+            bus_transport, conf.host, homes, records, membership, metrics)
         endpoints = Endpoints(
             controller, ReportedBoots(conf, store, exporter, controller, running, tiers), hosts,
             Operators(store, tiers, controller, running, retiring, hosts, offers.given), warming,

@@ -55,7 +55,7 @@ class BaseWatch:
     :param locks: make looking at a base's link, opening another way, and exchanging it one step.
     :param parks: whether a base is read by no way that has no answer by any; else its readers wait
         for it where they are.
-    :param lost: told of bases of which no way goes, time and again.
+    :param lost: told of bases of which no way goes, or none for long, time and again.
     :param clock: gives monotonic seconds.
     """
 
@@ -357,7 +357,10 @@ class BaseWatch:
                     self._connectors.disconnect(name)
 
             def mend(export: str, before: str) -> None:
-                if not self._mend_one(export, before, before in ran, failed):
+                # A disk that hangs is not seen while what is read of it is in the page cache: the
+                # same way was taken again, and the base may be elsewhere by now.
+                was_taken = self._is_new(export)
+                if not self._mend_one(export, before, before in ran, failed) or was_taken:
                     lost.append(export)
 
             self._each({export: '' if name in stuck else name for export, name in group.items()},

@@ -29,6 +29,7 @@ from bootcache.rpc.messages import (
 )
 from bootcache.util.backoff import CircuitBreaker
 from glance_bootcache.images.reportedboots import PlanCause
+from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.nodes.homes import Homes, NodeAway
 from glance_bootcache.nodes.membership import Membership, NodeState
 from glance_bootcache.snapshots.records import Records
@@ -80,15 +81,17 @@ class Routing(Alone):
 
     :param bus: as of :func:`bootcache.rpc.transport.get_transport`.
     :param own: this node's name.
+    :param metrics: count the boots that wait for a node.
     """
 
     def __init__(self, bus: messaging.Transport, own: str, homes: Homes, records: Records,
-                 membership: Membership):
+                 membership: Membership, metrics: ServiceMetrics):
         self._client = messaging.get_rpc_client(bus, target())
         self._own = own
         self._homes = homes
         self._records = records
         self._membership = membership
+        self._metrics = metrics
         self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._lock = threading.Lock()  # guards the breakers, for steps in memory
         self._breakers: cachetools.LRUCache[str, CircuitBreaker] = cachetools.LRUCache(_MOST_NODES)
@@ -115,8 +118,10 @@ class Routing(Alone):
             if not isinstance(message, PlanBoot):
                 raise
             # Its server waits, or goes the stock way when its patience ends.
-            return {'action': BootAction.WAIT, 'cause': PlanCause.NODE_AWAY, 'reason': str(error),
+            plan = {'action': BootAction.WAIT, 'cause': PlanCause.NODE_AWAY, 'reason': str(error),
                     'ready_in': None}
+            self._metrics.count_plan(plan)
+            return plan
 
     def _node_for(self, message: Message[Any]) -> str | None:
         """Return the name of the node that is to answer; None for this one."""

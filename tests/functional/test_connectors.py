@@ -289,6 +289,26 @@ def test_a_try_that_began_before_tells_who_waits_for_it_nothing(connectors, stor
     assert answer(connectors) is Answer.READ
 
 
+def test_where_a_base_is_now_is_asked_when_it_is_exchanged_again_soon(connectors, storage_nodes):
+    """A node whose disk hangs answers what is in its page cache."""
+    current, lost = list(storage_nodes), []
+    watch = BaseWatch(connectors, lambda *_arguments: [way(current[0])], lambda: {EXPORT: ''},
+                      KeyedLocks(1, 'the way to'), True, lost.extend)
+    watch.connect(EXPORT)
+    watch.start()
+    try:
+        for _exchange in range(2):
+            before = connectors.name_of(EXPORT)
+            current.reverse()
+            with frozen(current[1].pid()):
+                until(lambda before=before: connectors.name_of(EXPORT) not in ('', before),
+                      'another way')
+        until(lambda: lost, 'the question')
+    finally:
+        watch.stop()
+    assert lost == [EXPORT]
+
+
 def test_a_check_that_fails_disturbs_no_other_one(connectors, storage_nodes):
     """A storage node comes back, and does not serve all that is looked for."""
     node, *_others = storage_nodes

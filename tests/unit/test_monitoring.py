@@ -26,7 +26,8 @@ def service(conf):
     metrics, nothing = ServiceMetrics(), None
     service_monitoring.sample(
         metrics, conf, store=nothing, running=nothing, tiers=nothing, hosts=nothing, given=nothing,
-        rejected=nothing, snapshots=nothing, database=nothing, health_checks=nothing)
+        rejected=nothing, snapshots=nothing, database=nothing, health_checks=nothing,
+        membership=nothing, homes=nothing)
     return metrics
 
 

@@ -4,26 +4,38 @@ import types
 
 import oslo_messaging as messaging
 import pytest
+from fakes_clock import Clock
 from fakes_manager import until
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bootcache.exception import BootcacheError, DatabaseAway, MessageRefused, RequestRefused
 from bootcache.rpc import messages
-from bootcache.rpc.messages import ExchangeWay, ReportExchange
+from bootcache.rpc.messages import ExchangeWay, NodeWish, ReportExchange
 from bootcache.rpc.report import HostReport, PausedGuests, UnsettledServers
 from bootcache.tier import Medium
 from glance_bootcache import monitoring
 from glance_bootcache.health import HealthChecks
 from glance_bootcache.hosts.holdings import SILENT_SECONDS
 from glance_bootcache.metrics import ImageStep
+from glance_bootcache.nodes.membership import AWAY_SECONDS, Membership, NodeRecord
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = IMAGE.replace('7', '8', 1)
 
 
 @pytest.fixture
-def scrape(house, database, storage_conf):
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def membership(clock):
+    return Membership(1, clock)
+
+
+@pytest.fixture
+def scrape(house, database, storage_conf, membership):
     """Read all metrics: by name, and by their labels' values in the order of their names."""
     def ill():
         raise BootcacheError('it does not answer')
@@ -35,7 +47,8 @@ def scrape(house, database, storage_conf):
             quotas=lambda: {Medium.DISK: 7}),
         hosts=house.table, given=house.offers.given, rejected=house.rejected,
         snapshots=types.SimpleNamespace(counts=lambda: {'ready': 2}), database=database,
-        health_checks=HealthChecks({'bus': lambda: None, 'database': ill}))
+        health_checks=HealthChecks({'bus': lambda: None, 'database': ill}), membership=membership,
+        homes=types.SimpleNamespace(taken_over=3))
 
     def read():
         text = generate_latest(house.metrics.registry).decode()
@@ -128,6 +141,24 @@ def test_what_hosts_report(house, scrape):
     assert found['bootcache_reported_servers_unsettled',] == 1
     assert found['bootcache_reported_guests_paused',] == 0
     assert ('bootcache_reported_certificate_end_timestamp_seconds',) not in found
+
+
+def test_storage_nodes_are_counted_where_there_are_several(scrape, membership, clock):
+    def observe(*others):
+        membership.observe([NodeRecord(1, 'own', int(clock.now)), *others])
+
+    observe()
+    found = scrape()
+    assert not any(name == 'bootcache_storage_nodes' for name, *_labels in found)
+    assert found['bootcache_images_taken_over_total',] == 3
+    rows = [NodeRecord(2, 'b', 1), NodeRecord(3, 'c', 1, wish=NodeWish.DRAINED)]
+    for _look in range(3):
+        observe(*rows)
+        clock.now += AWAY_SECONDS / 2
+    found = scrape()
+    assert {state: found['bootcache_storage_nodes', state]
+            for state in ('up', 'away', 'out', 'drained')} \
+        == {'up': 1, 'away': 1, 'out': 0, 'drained': 1}
 
 
 def test_exchanged_files(house, scrape):

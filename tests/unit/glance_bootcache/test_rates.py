@@ -15,6 +15,7 @@ from bootcache.exception import MessageRefused, TooManyMessages
 from bootcache.rpc.fields import plain
 from bootcache.rpc.messages import VERSION, ReportBoot
 from glance_bootcache.metrics import ServiceMetrics
+from glance_bootcache.nodes.membership import AWAY_SECONDS
 from glance_bootcache.rpc import messagesize, ratelimit, validation
 from glance_bootcache.rpc.ratelimit import RateLimiter
 from glance_bootcache.rpc.rejected import RejectedMessages
@@ -223,13 +224,17 @@ def test_what_has_no_secret_is_counted_by_the_host_that_it_names(door, secret):
     assert door.ask(HONEST, method='promote_image', image_id=image) == 1
 
 
-def test_no_more_is_read_ahead_than_there_is_time_for():
+def test_options_of_rabbitmq_that_are_not_set_suit_the_service():
     conf = cfg.ConfigOpts()
     conf([], default_config_files=[], default_config_dirs=[])
     transport = messaging.get_rpc_transport(conf, url='rabbit://nobody@127.0.0.1:1/')
     try:
         validation.get_server(transport, 'here', object(), RejectedMessages(), ServiceMetrics())
-        assert conf.oslo_messaging_rabbit.rabbit_qos_prefetch_count == validation.MOST_AHEAD
+        group = conf.oslo_messaging_rabbit
+        assert group.rabbit_qos_prefetch_count == validation.MOST_AHEAD
+        # A node that is silent gets no messages when the others take its images over.
+        assert 2 * group.heartbeat_timeout_threshold <= AWAY_SECONDS
+        assert group.heartbeat_rate >= 2
     finally:
         transport.cleanup()
 

@@ -102,8 +102,9 @@ class Cloud:
         monkeypatch.setattr(routing, 'time', self.clock)
         self.membership = Membership(OWN, self.clock)
         self.look('a', 'b', 'c')
+        self.metrics = ServiceMetrics()
         self.routing = Routing('bus', 'a', Neighbour(self, Homes), Neighbour(self, Records),
-                               self.membership)
+                               self.membership, self.metrics)
 
     def look(self, *names):
         self.membership.observe(NodeRecord(number, name, 1)
@@ -194,6 +195,8 @@ def test_while_nobody_can_answer_servers_wait_and_all_others_are_told(cloud, err
     cloud.homes[IMAGE] = error
     assert cloud.answer(PLAN) == {'action': BootAction.WAIT, 'cause': 'storage-node-away',
                                   'reason': str(error), 'ready_in': None}
+    assert cloud.metrics.registry.get_sample_value('bootcache_boots_planned_total', {
+        'way': 'wait', 'reason': 'storage-node-away'}) == 1
     for message in PIN, WARM:
         with pytest.raises(type(error), match=str(error)):
             cloud.answer(message)
@@ -484,7 +487,8 @@ def test_what_a_node_tells_the_others_it_writes_itself(house, database, storage_
     bus = messaging.get_rpc_transport(storage_conf, url='fake:/')
     membership = Membership(OWN)
     membership.observe([NodeRecord(OWN, 'a', 1), NodeRecord(TWO, 'b', 1)])
-    nodes = Routing(bus, 'a', Neighbour(Nodes(), Homes), Neighbour(Nodes(), Records), membership)
+    nodes = Routing(bus, 'a', Neighbour(Nodes(), Homes), Neighbour(Nodes(), Records), membership,
+                    ServiceMetrics())
     server = validation.get_server(bus, 'a', endpoints_of(house, nodes), RejectedMessages(),
                                    ServiceMetrics(), nodes=nodes, for_nodes=True)
     storage_conf.set_override('executor_thread_pool_size', 1)

@@ -1,4 +1,8 @@
-"""The schema's version: what the database has, and what this release needs."""
+"""The schema's version: what the database has, and what this release needs.
+
+A version is NNNN, or NNNN_MMMM where releases of version MMMM on work with it as well: it only adds
+tables, and columns that may be NULL. So storage nodes are upgraded one after the other.
+"""
 
 import logging as stdlib_logging
 import os
@@ -49,13 +53,12 @@ def sync(database: Database) -> None:
     SQLite and PostgreSQL have all of an upgrade or nothing; with MariaDB each table is a step, and
     a run that was cut off is gone on with.
 
-    :raises DatabaseUnusable: if they are of a later release.
+    :raises DatabaseUnusable: if they are of a later release, and this one does not work with them.
     :raises DatabaseAway: if the database does not answer, or cannot be written.
     """
     found = version(database)
-    if found == wanted():
+    if found == wanted() or _is_later(database, found):
         return
-    _check_known(database, found)
 
     def upgrade(connection: sa.Connection) -> None:
         settings = _config()
@@ -73,17 +76,26 @@ def check(database: Database) -> None:
     :raises DatabaseAway: if the database does not answer.
     """
     found = version(database)
-    if found == wanted():
+    if found == wanted() or _is_later(database, found):
         return
-    _check_known(database, found)
     has = f'schema {found}, not {wanted()}' if found else 'no tables of bootcache\'s'
     raise DatabaseUnusable(f'the database {database} has {has}; run "bootcache-manage db sync"')
 
 
-def _check_known(database: Database, found: str | None) -> None:
+def _is_later(database: Database, found: str | None) -> bool:
+    """Tell whether the tables are of a later release, and this one works with them.
+
+    :raises DatabaseUnusable: if they are of one, and this one does not.
+    """
     known = {revision.revision for revision in
              script.ScriptDirectory.from_config(_config()).walk_revisions()}
-    if found is not None and found not in known:
+    if found is None or found in known:
+        return False
+    _number, _line, oldest = found.partition('_')
+    if not oldest or oldest > wanted().partition('_')[0]:
         raise DatabaseUnusable(
             f'the database {database} has schema {found}, which this release does not know; install'
             ' the release that made it, or name another database in [database]connection')
+    LOG.info('the database %s has schema %s, of a later release, with which this one works',
+             database, found)
+    return True

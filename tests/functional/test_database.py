@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -165,6 +166,25 @@ def test_without_tables_or_with_those_of_a_later_release(url, directory):
         with pytest.raises(exception.DatabaseUnusable, match=r'9999.*does not know'):
             check(database)
     database.close()
+
+
+@pytest.mark.parametrize(('oldest', 'works'), [('0001', True), (schema.wanted(), True),
+                                               ('9998', False)])
+def test_tables_of_a_later_release_are_used_by_those_that_it_names(url, directory, oldest, works):
+    database = Database(configured(directory, url))
+    schema.sync(database)
+    database.write(lambda connection: connection.exec_driver_sql(
+        f"UPDATE alembic_version SET version_num = '9999_{oldest}'"))
+    for check in schema.sync, schema.check:
+        with contextlib.nullcontext() if works else pytest.raises(
+                exception.DatabaseUnusable, match=r'9999.*does not know'):
+            check(database)
+    assert schema.version(database) == f'9999_{oldest}'
+    database.close()
+
+
+def test_versions_tell_which_releases_work_with_them():
+    assert re.fullmatch(r'\d{4}(_\d{4})?', schema.wanted())
 
 
 # What is kept.

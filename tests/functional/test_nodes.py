@@ -3,15 +3,17 @@ are stand-ins."""
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import time
 import uuid
 from pathlib import Path
 
 import nbd
 import oslo_messaging as messaging
 import pytest
-from command import SERVICE, command
+from command import SERVICE, TOP, command
 from functional_tools import free_port, until
 from oslo_messaging import conffixture
 
@@ -26,12 +28,38 @@ from bootcache.rpc.messages import (
     SetNodeWish,
 )
 from bootcache.rpc.report import HostReport
+from glance_bootcache.storage import inspection
 from tools import databases
 from tools.standins import PASSWORD, REGION, serving
 
 PATIENCE = 60
 CONTENT = {str(uuid.UUID(int=number)): bytes([number]) * 65536 for number in range(1, 5)}
 IMAGE = min(CONTENT)
+MANAGE = '''
+import sys
+from glance_bootcache.cli import manage
+sys.exit(manage.main(sys.argv[1:]))
+'''
+# What the next release may do: another schema that only adds, entries of answers that this one does
+# not know, and other rules by which bases are looked at.
+LATER = {
+    'bootcache/rpc/messages.py': [("VERSION = '2.1'", "VERSION = '2.2'")],
+    'glance_bootcache/rpc/endpoints.py': [
+        ('        if message.server_id:\n',
+         "        answer['later'] = 'x'\n        if message.server_id:\n")],
+    'glance_bootcache/storage/inspection.py': [(f'RULES = {inspection.RULES}\n', 'RULES = 99\n')],
+    'glance_bootcache/db/migrations/versions/later.py': [('', '''
+import sqlalchemy as sa
+from alembic import op
+
+revision = '0003_0002'
+down_revision = '0002'
+
+
+def upgrade():
+    op.add_column('images', sa.Column('later', sa.String(16)))
+    op.create_table('later', sa.Column('id', sa.Integer, primary_key=True))
+''')]}
 
 
 @pytest.fixture(scope='module')
@@ -42,10 +70,13 @@ def mariadb():
 
 
 class Node:
-    """A storage node: its service is a process of its own, and so is its exporter."""
+    """A storage node: its service is a process of its own, and so is its exporter.
 
-    def __init__(self, home, name, sections):
-        self.name, self.home, self.port = name, home / name, free_port()
+    :ivar tree: of its release, where that is another one.
+    """
+
+    def __init__(self, home, name, sections, tree=None):
+        self.name, self.home, self.port, self.tree = name, home / name, free_port(), tree
         self.home.mkdir()
         sections = {**sections, 'DEFAULT': {**sections['DEFAULT'], 'host': name},
                     'bootcache': {**sections['bootcache'], 'state_dir': self.home / 'state',
@@ -55,9 +86,15 @@ class Node:
             for section, entries in sections.items()))
         self.process = None
 
-    def start(self):
-        argv, options = command(SERVICE, str(self.home), '--config-file',
+    def command(self, program, *arguments):
+        argv, options = command(program, str(self.home), *arguments, '--config-file',
                                 str(self.home / 'bootcache.conf'))
+        if self.tree is not None:
+            options.update(cwd=self.tree, env={**options['env'], 'PYTHONPATH': str(self.tree)})
+        return argv, options
+
+    def start(self):
+        argv, options = self.command(SERVICE)
         with open(self.home / 'log', 'a') as log:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, **options)
         count = self.log.count('glance-bootcache serves')
@@ -67,7 +104,8 @@ class Node:
 
     @property
     def log(self):
-        return (self.home / 'log').read_text()
+        path = self.home / 'log'
+        return path.read_text() if path.exists() else ''
 
     @property
     def files(self):
@@ -104,14 +142,20 @@ def send(storage_conf, rabbit, monkeypatch):
                         lambda *some, **named: opened.append(real(*some, **named)) or opened[-1])
     storage_conf.set_override('transport_url', rabbit, bootcache_conf.GROUP)
     conffixture.ConfFixture(storage_conf)
-    yield StorageClient(storage_conf).send
+    client = StorageClient(storage_conf)
+
+    def send(message):
+        time.sleep(0.1)  # A node refuses more than 20 a second of a sender.
+        return client.send(message)
+
+    yield send
     for transport in opened:
         transport.cleanup()
 
 
 @pytest.fixture
-def cloud(directory, rabbit, mariadb, send):
-    """Two storage nodes that work, and a client of theirs."""
+def add_node(directory, rabbit, mariadb):
+    """Makes storage nodes of one database; at the end they are stopped."""
     images = dict(CONTENT)
     url = mariadb.database()
     databases.made(url).close()
@@ -123,15 +167,27 @@ def cloud(directory, rabbit, mariadb, send):
                              'username': 'bootcache', 'password': PASSWORD,
                              'project_name': 'service', 'user_domain_name': 'Default',
                              'project_domain_name': 'Default', 'region_name': REGION}}
-        nodes = [Node(Path(directory), name, sections) for name in ('first', 'second')]
+        nodes = []
+
+        def add(name, tree=None):
+            nodes.append(Node(Path(directory), name, sections, tree))
+            return nodes[-1]
+
         try:
-            for node in nodes:
-                node.start()
-            yield nodes, send
+            yield add
         finally:
             for node in nodes:
                 node.stop()
                 print(f'{node.name}:\n{node.log}')  # Shown where a test fails.
+
+
+@pytest.fixture
+def cloud(add_node, send):
+    """Two storage nodes that work, and a client of theirs."""
+    nodes = [add_node('first'), add_node('second')]
+    for node in nodes:
+        node.start()
+    return nodes, send
 
 
 def states(send):
@@ -167,15 +223,15 @@ def register(send, *images):
               PATIENCE)
 
 
-def both_see_each_other(nodes, send):
-    """Both answer in turn."""
+def all_see_each_other(nodes, send):
+    """They answer in turn."""
     wanted = {node.name for node in nodes}
-    until(lambda: all(set(states(send)) == wanted for _turn in range(4)), 'both nodes', PATIENCE)
+    until(lambda: all(set(states(send)) == wanted for _turn in range(4)), 'all nodes', PATIENCE)
 
 
 def test_an_image_has_one_home_and_another_node_takes_it_over_when_that_is_gone(cloud):
     nodes, send = cloud
-    both_see_each_other(nodes, send)
+    all_see_each_other(nodes, send)
     register(send, IMAGE)
     port = served_at(send)
     home, = (node for node in nodes if node.port == port)
@@ -205,7 +261,7 @@ def test_an_image_has_one_home_and_another_node_takes_it_over_when_that_is_gone(
 
 def test_a_drained_node_loses_its_images_and_gets_no_new_ones(cloud):
     nodes, send = cloud
-    both_see_each_other(nodes, send)
+    all_see_each_other(nodes, send)
     images = sorted(CONTENT)
     register(send, *images[:3])
     drained, other = nodes
@@ -224,7 +280,7 @@ def test_a_drained_node_loses_its_images_and_gets_no_new_ones(cloud):
 
 def test_hosts_reports_are_known_to_all_nodes_and_tell_what_moved(cloud):
     nodes, send = cloud
-    both_see_each_other(nodes, send)
+    all_see_each_other(nodes, send)
     register(send, IMAGE)
     report = HostReport(needs=frozenset([IMAGE]))
     assert not send(ReportHoldings('host', report, 1)).resend
@@ -240,3 +296,63 @@ def test_hosts_reports_are_known_to_all_nodes_and_tell_what_moved(cloud):
                       for _turn in range(4)), 'what moved', PATIENCE)
     kept = send(GetImage(IMAGE))['kept_for']
     assert kept == ['host host']
+
+
+@pytest.fixture
+def later(directory):
+    """The tree of a later release."""
+    tree = Path(directory) / 'later'
+    for package in 'bootcache', 'glance_bootcache', 'tools':
+        shutil.copytree(TOP / package, tree / package, ignore=shutil.ignore_patterns('__pycache__'))
+    for name, changes in LATER.items():
+        path = tree / name
+        text = path.read_text() if path.exists() else ''
+        for before, after in changes:
+            assert text.count(before) == 1
+            text = text.replace(before, after)
+        path.write_text(text)
+    return tree
+
+
+def generations(send, images):
+    """What hosts and servers know of images: a higher one has hosts let go of them."""
+    return {image_id: (image['state'], image['generation'])
+            for image_id in images for image in [send(GetImage(image_id))]}
+
+
+def test_storage_nodes_of_two_releases_work_side_by_side(add_node, later, send):
+    first, second = add_node('first'), add_node('second', later)
+    images = sorted(CONTENT)
+    first.start()
+    register(send, *images[:2])
+    argv, options = second.command(MANAGE, 'db', 'sync')
+    # A command's options come before its subject.
+    argv[argv.index('db'):] = [*argv[argv.index('--config-file'):], 'db', 'sync']
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=300, **options)
+    assert done.returncode == 0 and '0003_0002' in done.stdout, done.stderr
+    second.start()
+    all_see_each_other([first, second], send)
+    assert send(SetNodeWish(first.name, 'drained'))
+    until(lambda: states(send)[first.name] == ('up', 0), 'no image of its own', PATIENCE)
+    assert send(SetNodeWish(first.name, None))
+    register(send, images[3])
+    known = generations(send, images[:2])
+
+    # It starts anew with the tables of the later one.
+    first.stop()
+    first.start()
+    all_see_each_other([first, second], send)
+    assert 'of a later release, with which this one works' in first.log
+    assert generations(send, images[:2]) == known
+    register(send, images[2])
+
+    second.kill()
+    until(lambda: states(send).get(second.name, ('', 0))[0] == 'away', 'its end', PATIENCE)
+    homes = {image_id: served_at(send, image_id) for image_id in images}
+    # What the later rules have accepted waits for a node that knows them.
+    assert all(port in (None, first.port) for port in homes.values())
+    second.start()
+    all_see_each_other([first, second], send)
+    until(lambda: all(served_at(send, image_id) for image_id in images), 'all bases', PATIENCE)
+    assert generations(send, images[:2]) == known
+    assert 'Traceback' not in first.log + second.log

@@ -26,6 +26,7 @@ from glance_bootcache.images.running import Running
 from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.nodes.homes import Homes
 from glance_bootcache.nodes.membership import Membership, NodeState
+from glance_bootcache.nodes.standbys import Standbys
 from glance_bootcache.rpc.rejected import RejectedMessages
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.storage.exporters import Exporters
@@ -57,7 +58,7 @@ def checks(conf: cfg.ConfigOpts, database: Database, exporters: Exporters) -> He
 def sample(metrics: ServiceMetrics, conf: cfg.ConfigOpts, *, store: ImageStore, running: Running,
            tiers: StorageTiers, hosts: Hosts, given: Given, rejected: RejectedMessages,
            snapshots: SnapshotJobs, database: Database, health_checks: HealthChecks,
-           membership: Membership, homes: Homes) -> None:
+           membership: Membership, homes: Homes, standbys: Standbys) -> None:
     """Add what is read when Prometheus asks to the storage service's metrics.
 
     :param conf: configuration of the storage service.
@@ -109,6 +110,9 @@ def sample(metrics: ServiceMetrics, conf: cfg.ConfigOpts, *, store: ImageStore, 
           lambda: {(step,): count for step, count in snapshots.counts().items()}, ['step'])
     gauge('bootcache_storage_nodes', 'Storage nodes by state, as this one sees them; none where'
           ' there is one alone.', lambda: _nodes(membership), ['state'])
+    gauge('bootcache_images_without_standby', 'Images of this storage node whose base hosts need'
+          ' and no other node has or can read; none where there is one node alone.',
+          lambda: {(): standbys.missing} if membership.are_several else {})
     counter('bootcache_images_taken_over', 'Images that this storage node has taken over from'
             ' others.', lambda: {(): homes.taken_over})
     counter('bootcache_database_errors', 'Queries and changes that the database did not make, in'

@@ -44,6 +44,7 @@ from glance_bootcache.nodes.homes import Homes, HomeUpkeep
 from glance_bootcache.nodes.membership import Membership
 from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.nodes.routing import ALONE, Routing
+from glance_bootcache.nodes.standbys import Standbys
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc import messagesize, validation
 from glance_bootcache.rpc.endpoints import Endpoints
@@ -187,12 +188,13 @@ class StorageService:
         listener = get_listener(conf, events)
         listener.start()
         rejected, offers = RejectedMessages(), ExchangeOffers(conf, store, tiers)
+        standbys = Standbys(store, images, homes, membership, needs)
         if group.metrics_port:
             checks = monitoring.checks(conf, database, exporter)
             monitoring.sample(metrics, conf, store=store, running=running, tiers=tiers, hosts=hosts,
                               given=offers.given, rejected=rejected, snapshots=snapshots,
                               database=database, health_checks=checks, membership=membership,
-                              homes=homes)
+                              homes=homes, standbys=standbys)
             self._started.append(monitoring.listen(conf, metrics, checks))
         # With SQLite there are no other storage nodes.
         routing = ALONE if database.file is not None else Routing(
@@ -207,6 +209,7 @@ class StorageService:
         server.start()
         self._started += [server, listener, events]
         if routing is not ALONE:
+            standbys.start()
             home_upkeep = HomeUpkeep(
                 store, homes, membership, controller, exporter, tiers, orders, records,
                 lambda number: node_rows.forget(database, number, node.id))
@@ -214,7 +217,7 @@ class StorageService:
                                               metrics, nodes=routing, for_nodes=True)
             for_nodes.start()
             home_upkeep.start()
-            self._started += [for_nodes, home_upkeep]
+            self._started += [for_nodes, home_upkeep, standbys]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)
 
     def _opened(self, database: Database) -> tuple[StorageNode, ImageStore]:

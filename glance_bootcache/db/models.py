@@ -253,9 +253,10 @@ class FileRow(Model):
     kind = _text(16, 'of files ``base``, ``cache_image`` or ``difference``; ``clone``: a base in'
                      ' Ceph; ``copy``: in Ceph, of a snapshot that too many others are below;'
                      ' ``server``: of a profile boot, in Nova; ``trial``: an image in Glance by'
-                     ' which a store is tried (:doc:`filestore`)')
+                     ' which a store is tried (:doc:`filestore`); ``standby``: a file, a copy of'
+                     ' another node\'s base (:doc:`nodes`)')
     state = _text(16, '``making``: nothing names it yet; ``ready``: the image\'s row does, or it'
-                      ' is a copy that is complete; ``retiring``: it is removed. What an earlier'
+                      ' is a copy that is whole; ``retiring``: it is removed. What an earlier'
                       ' process was making is retiring as the next one starts')
     made_at = orm.mapped_column(
         sa.Double, nullable=False,

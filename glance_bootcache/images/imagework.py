@@ -62,7 +62,8 @@ _LOOK_BYTES = 64 << 20
 
 
 def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Iterable[str],
-           check: Callable[[], None], arrived: Callable[[int], None] = lambda count: None
+           check: Callable[[], None], arrived: Callable[[int], None] = lambda count: None,
+           kind: FileKind = FileKind.BASE, suffix: str = '.img'
            ) -> tuple[str, tuple[int, int, int]]:
     """Get an image's stored bytes as a file, checked against Glance's hash.
 
@@ -74,6 +75,8 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Ite
     :param store_dirs: directories of Glance's file store that this service can read.
     :param check: called between pieces; what it raises ends it.
     :param arrived: told of the bytes of each piece that is downloaded.
+    :param kind: of the file's row.
+    :param suffix: the end of its name.
     :returns: the file's path, and its identity, as of bootcache/savefile.py, when it was hashed.
     :raises ImageRefused: if the content does not match, or Glance has no hash for it.
     :raises StorageNodeFull: if the state directory has no room for a download.
@@ -83,7 +86,7 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Ite
     algorithm, _colon, value = image.image_hash.partition(':')
     if not value:
         raise exception.ImageRefused('Glance has no hash for the image (os_hash_value)')
-    name = store.begin_file(image.image_id, FileKind.BASE, '.img')
+    name = store.begin_file(image.image_id, kind, suffix)
     target, found = store.path(image.image_id, name), ''
     try:
         for source in (os.path.join(directory, image.image_id) for directory in store_dirs):

@@ -144,17 +144,19 @@ def can_be_taken_over(record: Manifest, look_rules: int = inspection.RULES) -> b
     return not record.made.base_path or record.made.look_rules <= look_rules
 
 
-def taken_over(record: Manifest, base_path: str) -> Manifest:
+def taken_over(record: Manifest, base_path: str,
+               base_file: tuple[int, int, int] | None) -> Manifest:
     """Return the record of an image on which another node has worked so far.
 
     The cache image is on that one's disk; it is built again from the working set. What is skipped
     or has failed stays so.
 
     :param base_path: by which this node reads the same base; empty if it has to be got.
+    :param base_file: its identity, if it is a file.
     """
     made = record.made
     taken = record.making(cache_image=None, difference=None, built_from='', base_path=base_path,
-                          base_file=made.base_file if base_path else None)
+                          base_file=base_file)
     if record.standing is not Standing.DONE:
         return taken
     if made.working_set is not None:

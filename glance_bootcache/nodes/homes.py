@@ -7,7 +7,7 @@ No node is elected, and none waits for another: a row is taken over by one condi
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from oslo_log import log as logging
 
@@ -23,6 +23,7 @@ from glance_bootcache.nodes.membership import Membership, Node, NodeState
 from glance_bootcache.nodes.node import BEAT_SECONDS
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.nodefiles import Standby, standby_suffix
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -33,6 +34,19 @@ LOG = logging.getLogger(__name__)
 _MOST_WAITING = 4
 # Between looks at what this node has of images that have another home.
 _GIVE_UP_SECONDS = 10.0
+
+
+def keeper(standbys: Collection[Standby], record: Manifest, nodes: Iterable[Node],
+           works: Callable[[Node], bool] = lambda node: node.takes_images) -> int | None:
+    """Return the number of the node that works and has a standby copy of an image's base; None if
+    none has. Of two it is the first. Pure.
+
+    :param standbys: of the image.
+    :param works: tells which nodes count.
+    """
+    working = {node.record.number for node in nodes if works(node)}
+    return min((one.node_id for one in standbys if one.node_id in working
+                and one.name.endswith(standby_suffix(record.made.base_hash))), default=None)
 
 
 class NodeAway(exception.BootcacheError):
@@ -74,6 +88,9 @@ class Homes:
         if node is not None and node.state is NodeState.UP \
                 and node.record.wish is not NodeWish.FORGOTTEN:
             return node.record.name
+        other = self._membership.node(self._keeper(image_id))
+        if other is not None and other.record.number != self._membership.own:
+            return other.record.name
         if self.take_over(image_id, home):
             return None
         home = self._store.home(image_id)
@@ -91,9 +108,9 @@ class Homes:
         if record is None or not self._membership.may_judge or not self._membership.takes_images \
                 or not policy.can_be_taken_over(record):
             return False
-        base_path = self._base_here(record)
+        base_path, base_file = self._base_here(record)
         taken = self._store.claim(image_id, home,
-                                  lambda known: policy.taken_over(known, base_path))
+                                  lambda known: policy.taken_over(known, base_path, base_file))
         if taken is None:
             return False
         self.taken_over += 1
@@ -111,19 +128,45 @@ class Homes:
             taken, self._taken = self._taken, []
         return taken
 
-    def _base_here(self, record: Manifest) -> str:
-        """Return by which path this node has the base that another one has looked at; empty if it
-        has not: the clone in Ceph, or Glance's file of that inode, change and size, as on NFS. What
-        the other one has in its own directory is that one's to remove."""
+    def _base_here(self, record: Manifest) -> tuple[str, tuple[int, int, int] | None]:
+        """Return by which path this node has the base that another one has looked at, empty if it
+        has not, and that file's identity.
+
+        It is the clone in Ceph, Glance's file, or this node's standby copy. What the other one has
+        in its own directory is that one's to remove.
+        """
         made = record.made
         if not made.base_path or places.is_clone(made.base_path):
-            return made.base_path
-        if made.base_file is None:
+            return made.base_path, made.base_file
+        if path := self._shared_file(record):
+            return path, made.base_file
+        for one in self._store.files.standbys(record.image_id).get(record.image_id, ()):
+            path = self._store.path(record.image_id, one.name)
+            if one.node_id == self._membership.own and (file := savefile.signature(path)) \
+                    and one.name.endswith(standby_suffix(made.base_hash)):
+                return path, file
+        return '', None
+
+    def is_shared(self, record: Manifest) -> bool:
+        """Tell whether another node than the home reads the same base: a clone in Ceph, or Glance's
+        file of that inode, change and size, as on NFS."""
+        return places.is_clone(record.made.base_path) or bool(self._shared_file(record))
+
+    def _shared_file(self, record: Manifest) -> str:
+        if record.made.base_file is None:
             return ''
         for path in (os.path.join(directory, record.image_id) for directory in self._store_dirs):
-            if savefile.signature(path) == made.base_file and os.access(path, os.R_OK):
+            if savefile.signature(path) == record.made.base_file and os.access(path, os.R_OK):
                 return path
         return ''
+
+    def _keeper(self, image_id: str) -> int:
+        """Return the number of the node that works and has a standby copy of an image's base; 0 if
+        none has."""
+        record = self._store.anywhere(image_id)
+        return 0 if record is None or places.is_clone(record.made.base_path) else keeper(
+            self._store.files.standbys(image_id).get(image_id, ()), record,
+            self._membership.nodes()) or 0
 
     def moved(self) -> frozenset[str]:
         """Return the images that have got another home within ten minutes."""
@@ -154,12 +197,18 @@ class Homes:
             return []
         homes = self._store.homes()
         takers = [node.record.number for node in self._membership.nodes() if node.takes_images]
-        # Each taker has its own share, so that they do not run after the same ones.
+        # Each taker has its own share, so that they do not run after the same ones; of what has a
+        # standby copy, the node that has it.
         share = takers.index(self._membership.own) if self._membership.own in takers else 0
-        images = [image_id for image_id in sorted(homes) if homes[image_id] in leaving
+        images = {image_id: record for image_id in sorted(homes) if homes[image_id] in leaving
                   and (record := self._store.anywhere(image_id)) is not None
-                  and policy.can_be_taken_over(record)]
-        mine = images[share::max(1, len(takers))]
+                  and policy.can_be_taken_over(record)}
+        standbys, nodes = self._store.files.standbys(), self._membership.nodes()
+        kept = {image_id: keeper(standbys[image_id], record, nodes)
+                for image_id, record in images.items() if image_id in standbys}
+        mine = [image_id for image_id in images if kept.get(image_id) == self._membership.own]
+        mine += [image_id for image_id in images if kept.get(image_id) is None][
+            share::max(1, len(takers))]
         # An image of which nothing comes keeps none from being taken over for longer than that.
         moved = self._store.moved()
         waiting = sum(record.standing is Standing.WANTED and not record.made.base_path

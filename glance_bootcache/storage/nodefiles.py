@@ -5,6 +5,7 @@ database that is empty, or an older one, destroys nothing.
 """
 
 import contextlib
+import dataclasses
 import enum
 import glob
 import os
@@ -38,14 +39,38 @@ class FileKind(enum.StrEnum):
     COPY = 'copy'
     SERVER = 'server'
     TRIAL = 'trial'
+    STANDBY = 'standby'
 
 
-# In images' directories.
+# In images' directories: what an image's row names, and all.
 ON_DISK = (FileKind.BASE, FileKind.CACHE_IMAGE, FileKind.DIFFERENCE)
+_FILES = (*ON_DISK, FileKind.STANDBY)
 # Of an image that another node takes over: what it has then, and what is of no more use.
 _IN_CEPH, _OVER = (FileKind.CLONE, FileKind.COPY), (FileKind.SERVER, FileKind.TRIAL)
 # A request whose answer was lost, or whose client was killed, has come to its end by then.
 _LATE_SECONDS = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Standby:
+    """A whole standby copy of a base.
+
+    :ivar node_id: row of the node that has it.
+    :ivar name: of the file.
+    :ivar made_at: when it was begun, in seconds since the epoch.
+    """
+
+    node_id: int
+    name: str
+    made_at: float
+
+
+def standby_suffix(base_hash: str) -> str:
+    """Return the end of a standby copy's name, by which it is known of which content it is.
+
+    :param base_hash: ``algorithm:hexadecimal``.
+    """
+    return f'-{base_hash.partition(":")[2]}.img'
 
 
 def difference_name(cache_file: str) -> str:
@@ -125,7 +150,7 @@ class NodeFiles:
         :raises DatabaseAway: if the database does not answer; it may not be made then.
         :raises OSError: if the directory cannot be made.
         """
-        if kind in ON_DISK or kind is FileKind.CLONE:  # Of which some bytes are looked at there.
+        if kind in _FILES or kind is FileKind.CLONE:  # Of which some bytes are looked at there.
             os.makedirs(self.directory(image_id), mode=0o750, exist_ok=True)
         try:
             self._database.write(lambda connection: upsert(connection, FileRow, [
@@ -162,7 +187,8 @@ class NodeFiles:
         """Write that this node has what another one has made of an image elsewhere than on its own
         disk; in the transaction by which it takes the image over.
 
-        Its servers of profile boots are over. What is on its disk stays the other node's.
+        Its servers of profile boots are over. What is on its disk stays the other node's. A standby
+        copy that this node has is a base from now on.
 
         :param node_id: of the other node's row.
         """
@@ -172,6 +198,10 @@ class NodeFiles:
                 node_id=self._node_id, state=FileState.RETIRING.value))
         connection.execute(sa.update(FileRow).where(
             *theirs, FileRow.kind.in_(_IN_CEPH)).values(node_id=self._node_id))
+        connection.execute(sa.update(FileRow).where(
+            FileRow.node_id == self._node_id, FileRow.image_id == image_id,
+            FileRow.kind == FileKind.STANDBY.value, FileRow.state == FileState.READY.value).values(
+                kind=FileKind.BASE.value))
 
     @staticmethod
     def retire_everywhere(connection: sa.Connection, image_id: str) -> None:
@@ -204,7 +234,7 @@ class NodeFiles:
         """
         try:
             self._retire_abandoned()
-            for found in self._retiring(ON_DISK, image_id):
+            for found in self._retiring(_FILES, image_id):
                 try:
                     self._remove_file(found.image_id, found.name)
                 except OSError as error:
@@ -288,6 +318,22 @@ class NodeFiles:
         """
         return set(self._database.read(lambda connection: connection.execute(sa.select(
             FileRow.name).where(FileRow.kind == kind.value)).scalars().all()))
+
+    def standbys(self, image_id: str | None = None) -> dict[str, list[Standby]]:
+        """Return the whole standby copies of all nodes, by image.
+
+        :param image_id: of that image alone.
+        :raises DatabaseAway: if the database does not answer.
+        """
+        which = () if image_id is None else (FileRow.image_id == image_id,)
+        found: dict[str, list[Standby]] = {}
+        for row in self._database.read(lambda connection: connection.execute(sa.select(
+                FileRow.image_id, FileRow.node_id, FileRow.name, FileRow.made_at).where(
+                    FileRow.kind == FileKind.STANDBY.value,
+                    FileRow.state == FileState.READY.value, *which)).all()):
+            found.setdefault(row.image_id, []).append(
+                Standby(row.node_id, row.name, row.made_at))
+        return found
 
     def unnamed(self) -> list[str]:
         """Return the paths of files in images' directories that no row names, as far as they can be

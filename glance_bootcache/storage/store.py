@@ -30,7 +30,7 @@ from glance_bootcache.storage.nodefiles import FileKind, NodeFiles
 
 LOG = logging.getLogger(__name__)
 
-_STEMS = {FileKind.BASE: 'base', FileKind.CACHE_IMAGE: 'cache'}
+_STEMS = {FileKind.BASE: 'base', FileKind.CACHE_IMAGE: 'cache', FileKind.STANDBY: 'standby'}
 _MOST_TRIES = 20
 _PAUSE_SECONDS = 0.005
 _MOST_REMOVED = 10_000

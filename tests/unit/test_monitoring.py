@@ -27,7 +27,7 @@ def service(conf):
     service_monitoring.sample(
         metrics, conf, store=nothing, running=nothing, tiers=nothing, hosts=nothing, given=nothing,
         rejected=nothing, snapshots=nothing, database=nothing, health_checks=nothing,
-        membership=nothing, homes=nothing)
+        membership=nothing, homes=nothing, standbys=nothing)
     return metrics
 
 

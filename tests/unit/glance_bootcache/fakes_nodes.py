@@ -119,7 +119,8 @@ class Cloud:
 
     def claim(self, number, home, image=IMAGE, base_path=''):
         return self.stores[number].claim(
-            image, home, lambda known: policy.taken_over(known, base_path))
+            image, home, lambda known: policy.taken_over(
+                known, base_path, known.made.base_file if base_path else None))
 
     def files(self, image=IMAGE):
         """The rows of files: number of the node, and state, by name."""

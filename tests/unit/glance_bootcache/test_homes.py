@@ -352,7 +352,7 @@ def test_what_is_not_done_is_begun_again_or_stays_as_it_was_decided(path, standi
     cause = Cause(Reason.FAILED, 'why not')
     before = Manifest(IMAGE, made=with_all(), image_hash='sha512:00').standing_at(
         standing, cause, goal).wishing(pinned=True)
-    taken = policy.taken_over(before, path)
+    taken = policy.taken_over(before, path, before.made.base_file if path else None)
     assert (taken.standing, taken.cause, taken.goal) == (standing, cause, goal)
     assert taken == before.making(
         cache_image=None, difference=None, built_from='', base_path=path,
@@ -371,7 +371,7 @@ def test_what_is_not_done_is_begun_again_or_stays_as_it_was_decided(path, standi
 def test_what_is_done_is_made_again_as_far_as_it_is_on_the_other_node(made, path, standing, goal):
     before = Manifest(IMAGE, Standing.DONE, made=made, image_hash='sha512:00',
                       taken_up_at=5.0).wishing(generation=7, quota=5)
-    taken = policy.taken_over(before, path)
+    taken = policy.taken_over(before, path, before.made.base_file if path else None)
     assert (taken.standing, taken.goal) == (standing, goal)
     assert (taken.made.base_path, taken.made.cache_image, taken.made.difference) == (path, None,
                                                                                      None)

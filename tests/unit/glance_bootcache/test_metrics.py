@@ -48,7 +48,7 @@ def scrape(house, database, storage_conf, membership):
         hosts=house.table, given=house.offers.given, rejected=house.rejected,
         snapshots=types.SimpleNamespace(counts=lambda: {'ready': 2}), database=database,
         health_checks=HealthChecks({'bus': lambda: None, 'database': ill}), membership=membership,
-        homes=types.SimpleNamespace(taken_over=3))
+        homes=types.SimpleNamespace(taken_over=3), standbys=types.SimpleNamespace(missing=2))
 
     def read():
         text = generate_latest(house.metrics.registry).decode()
@@ -149,13 +149,15 @@ def test_storage_nodes_are_counted_where_there_are_several(scrape, membership, c
 
     observe()
     found = scrape()
-    assert not any(name == 'bootcache_storage_nodes' for name, *_labels in found)
+    assert not {'bootcache_storage_nodes', 'bootcache_images_without_standby'} & {
+        name for name, *_labels in found}
     assert found['bootcache_images_taken_over_total',] == 3
     rows = [NodeRecord(2, 'b', 1), NodeRecord(3, 'c', 1, wish=NodeWish.DRAINED)]
     for _look in range(3):
         observe(*rows)
         clock.now += AWAY_SECONDS / 2
     found = scrape()
+    assert found['bootcache_images_without_standby',] == 2
     assert {state: found['bootcache_storage_nodes', state]
             for state in ('up', 'away', 'out', 'drained')} \
         == {'up': 1, 'away': 1, 'out': 0, 'drained': 1}

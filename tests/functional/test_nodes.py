@@ -40,6 +40,9 @@ import sys
 from glance_bootcache.cli import manage
 sys.exit(manage.main(sys.argv[1:]))
 '''
+# A standby copy is made at once.
+SOON = {'glance_bootcache/nodes/standbys.py': [
+    ('_LOOK_SECONDS, _NEEDED_SECONDS = 60.0, 600.0', '_LOOK_SECONDS, _NEEDED_SECONDS = 1.0, 0.0')]}
 # What the next release may do: another schema that only adds, entries of answers that this one does
 # not know, and other rules by which bases are looked at.
 LATER = {
@@ -154,12 +157,17 @@ def send(storage_conf, rabbit, monkeypatch):
 
 
 @pytest.fixture
-def add_node(directory, rabbit, mariadb):
+def glance():
+    """The images that Glance has."""
+    return dict(CONTENT)
+
+
+@pytest.fixture
+def add_node(directory, rabbit, mariadb, glance):
     """Makes storage nodes of one database; at the end they are stopped."""
-    images = dict(CONTENT)
     url = mariadb.database()
     databases.made(url).close()
-    with serving(images, lists_images=True) as keystone:
+    with serving(glance, lists_images=True) as keystone:
         sections = {
             'DEFAULT': {'transport_url': rabbit}, 'database': {'connection': url},
             'bootcache': {'poll_interval': 1, 'profile_boots': False, 'changes_per_hour': 0},
@@ -298,13 +306,12 @@ def test_hosts_reports_are_known_to_all_nodes_and_tell_what_moved(cloud):
     assert kept == ['host host']
 
 
-@pytest.fixture
-def later(directory):
-    """The tree of a later release."""
-    tree = Path(directory) / 'later'
+def tree_with(directory, changes_by_name):
+    """Make a tree with other code, and return it."""
+    tree = Path(directory) / 'tree'
     for package in 'bootcache', 'glance_bootcache', 'tools':
         shutil.copytree(TOP / package, tree / package, ignore=shutil.ignore_patterns('__pycache__'))
-    for name, changes in LATER.items():
+    for name, changes in changes_by_name.items():
         path = tree / name
         text = path.read_text() if path.exists() else ''
         for before, after in changes:
@@ -320,8 +327,8 @@ def generations(send, images):
             for image_id in images for image in [send(GetImage(image_id))]}
 
 
-def test_storage_nodes_of_two_releases_work_side_by_side(add_node, later, send):
-    first, second = add_node('first'), add_node('second', later)
+def test_storage_nodes_of_two_releases_work_side_by_side(add_node, directory, send):
+    first, second = add_node('first'), add_node('second', tree_with(directory, LATER))
     images = sorted(CONTENT)
     first.start()
     register(send, *images[:2])
@@ -356,3 +363,31 @@ def test_storage_nodes_of_two_releases_work_side_by_side(add_node, later, send):
     until(lambda: all(served_at(send, image_id) for image_id in images), 'all bases', PATIENCE)
     assert generations(send, images[:2]) == known
     assert 'Traceback' not in first.log + second.log
+
+
+def test_a_standby_copy_serves_where_glance_has_the_image_no_more(add_node, directory, glance,
+                                                                  send):
+    tree = tree_with(directory, SOON)
+    nodes = [add_node(name, tree) for name in ('first', 'second', 'third')]
+    for node in nodes:
+        node.start()
+    all_see_each_other(nodes, send)
+    register(send, IMAGE)
+    port = served_at(send)
+    home, = (node for node in nodes if node.port == port)
+    assert not any(node.files for node in nodes if node is not home)
+    assert not send(ReportHoldings('host', HostReport(needs=frozenset([IMAGE])), 1)).resend
+    until(lambda: any('has a standby copy' in node.log for node in nodes), 'the copy', PATIENCE)
+    export = plan(send)['base_export']
+    keeper, = (node for node in nodes if node is not home and node.files)
+    content = glance.pop(IMAGE)
+
+    home.kill()
+    until(lambda: served_at(send) == keeper.port, 'the base at the node with the copy', PATIENCE)
+    assert read(keeper.port, export) == content
+    assert 'its base is read from' in keeper.log and 'is downloaded' not in keeper.log.partition(
+        'taken over')[2]
+    home.start()
+    until(lambda: not home.files, 'the end of what moved', PATIENCE)
+    assert read(keeper.port, export) == content
+    assert 'Traceback' not in ''.join(node.log for node in nodes)

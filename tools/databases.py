@@ -29,14 +29,15 @@ class DatabaseError(Exception):
 class Server(ABC):
     """A database server, started; its subclasses know which.
 
+    :param place: directory that gets the server's; paths of sockets have to be short.
     :ivar home: its directory, which its user owns.
     """
 
     user: str | None = None
     signal = signal.SIGKILL
 
-    def __init__(self) -> None:
-        self.home = tempfile.mkdtemp(prefix='bcdb', dir='/tmp')
+    def __init__(self, place: str = '/tmp') -> None:
+        self.home = tempfile.mkdtemp(prefix='bcdb', dir=place)
         self._process: subprocess.Popen[bytes] | None = None
         # PostgreSQL does not run as root.
         self._as: dict[str, Any] = {

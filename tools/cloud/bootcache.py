@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tools.cloud import config
@@ -93,7 +93,8 @@ class BootcacheCloud(Cloud):
         self.home.mkdir(parents=True, exist_ok=True)
         self._make_directories()
         config.write_all(self.layout)
-        self._make_certificates()
+        self.make_certificates({STORAGE_SERVICE: GLANCE, TAP: "root",
+                                **{host.hostname: NOVA for host in self.hosts}})  # fmt: skip
         config.for_group(self.layout.layers(STORAGE_SERVICE), GLANCE)
         config.for_group(self.config_file.parent, GLANCE)
         config.put(self.config_file, config.render({
@@ -114,10 +115,12 @@ class BootcacheCloud(Cloud):
         })  # fmt: skip
         self.configure_nova("DEFAULT", "bootcache", "filter_scheduler")
 
-    def _make_certificates(self) -> None:
-        """Give exporter, tap and hosts certificates that they do not have yet."""
-        names = [STORAGE_SERVICE, TAP, *(host.hostname for host in self.hosts)]
-        missing = [name for name in names if not (self.certificates / name).exists()]
+    def make_certificates(self, users: Mapping[str, str]) -> None:
+        """Give those certificates that do not have them yet, and their owners.
+
+        :param users: who owns each one's, by its name.
+        """
+        missing = [name for name in users if not (self.certificates / name).exists()]
         if missing:
             subprocess.run(
                 [str(VENV / "bin" / "bootcache"), "ca", str(self.certificates),
@@ -127,11 +130,10 @@ class BootcacheCloud(Cloud):
             )  # fmt: skip
         # Each node has its own folder alone, elsewhere; here all lie beside the CA's key.
         self.certificates.chmod(0o711)
-        users = {TAP: "root", STORAGE_SERVICE: GLANCE}
         for name in missing:
             directory = self.certificates / name
             for path in (directory, *directory.iterdir()):
-                shutil.chown(path, users.get(name, NOVA), users.get(name, NOVA))
+                shutil.chown(path, users[name], users[name])
 
     def _make_directories(self) -> None:
         super()._make_directories()
@@ -227,11 +229,11 @@ class BootcacheCloud(Cloud):
 
     def gateway_pid(self, host: Host | None = None) -> int | None:
         """The pid of a host's gateway, the first host's if not given; None if it does not run."""
-        return _daemon_pid((host or self.hosts[0]).gateway / "gateway.pid")
+        return daemon_pid((host or self.hosts[0]).gateway / "gateway.pid")
 
     def exporter_pid(self) -> int | None:
         """The exporter's pid, if it runs."""
-        return _daemon_pid(self.exporter_directory / "exporter.pid")
+        return daemon_pid(self.exporter_directory / "exporter.pid")
 
     def exports(self) -> str:
         """What the exporter says that it serves, as a host hears it.
@@ -258,13 +260,13 @@ class BootcacheCloud(Cloud):
         """
         for directory in self.exporter_directory, *(host.gateway for host in self.hosts):
             for file in directory.glob("connectors/*.pid"):
-                if pid := _daemon_pid(file):
+                if pid := daemon_pid(file):
                     os.kill(pid, signal.SIGKILL)
 
     def end_exporters(self) -> None:
         """End all exporters, which outlive the storage service."""
         for file in self.exporter_directory.glob("exporter*.pid"):
-            if pid := _daemon_pid(file):
+            if pid := daemon_pid(file):
                 os.kill(pid, signal.SIGKILL)
 
     def kill_exporter(self) -> None:
@@ -367,7 +369,8 @@ def _is_open(socket: Path) -> bool:
     return False
 
 
-def _daemon_pid(file: Path) -> int | None:
+def daemon_pid(file: Path) -> int | None:
+    """The pid in a file, if it is that of a qemu-storage-daemon."""
     with contextlib.suppress(OSError, ValueError):
         pid = int(file.read_text())
         if b"qemu-storage-daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():

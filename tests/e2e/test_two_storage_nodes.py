@@ -1,0 +1,54 @@
+"""Two storage nodes on one MariaDB: the one that servers read from in mid-boot dies for good."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tools.cloud.storagenodes import storage_nodes
+from tools.cloud.tenant import wait_until
+
+
+@pytest.fixture(scope='module')
+def nodes(cloud):
+    with storage_nodes(cloud, ['storage-a', 'storage-b']) as found:
+        yield found
+
+
+def listed(cloud, tenant, config_file):
+    """Each node's state and count of images, by its name, as the operator sees them."""
+    return {row['node']: (row['state'], row['images'])
+            for row in tenant.openstack.bootcache(config_file, 'node', 'list')}
+
+
+@pytest.mark.parametrize('count', [4, pytest.param(20, marks=pytest.mark.long)])
+def test_the_node_that_serves_servers_in_mid_boot_dies_for_good(cloud, tenant, nodes, small_image,
+                                                                count):
+    for node in nodes:
+        node.start()
+    home, other = nodes
+
+    def states():
+        return listed(cloud, tenant, other.config_file)
+
+    wait_until(lambda: {state for state, _images in states().values()} == {'up'}, 'both nodes')
+    # A new image goes to the node that is not drained.
+    tenant.openstack.bootcache(other.config_file, 'node', 'drain', other.name)
+    image = tenant.image(small_image, bootcache_quota='1MiB')
+    tenant.wait_state(image, 'served')
+    tenant.openstack.bootcache(other.config_file, 'node', 'resume', other.name)
+    assert states()[home.name] == ('up', 1)
+
+    servers = [tenant.ask(image, host=cloud.hosts[number % len(cloud.hosts)])
+               for number in range(count)]
+    for server in servers:
+        tenant.openstack.wait_active(server)
+    wait_until(lambda: any(tenant.openstack.bytes_read(server) > 2_000_000 for server in servers),
+               'the begin of the boots')
+    home.kill()
+    with ThreadPoolExecutor(4) as pool:
+        # No guest sees an error: each checks all of its disk.
+        list(pool.map(tenant.login, servers))
+        list(pool.map(lambda server: tenant.command(server, 'check-all', timeout=240), servers))
+    assert states() == {home.name: ('away', 0), other.name: ('up', 1)}
+    late = tenant.server(image)
+    tenant.login(late)

@@ -18,6 +18,7 @@ from oslo_config import cfg
 from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
+from tools.ports import free_port
 
 _PATIENCE = 120.0
 
@@ -158,6 +159,53 @@ class MariaDB(Server):
     def url(self, name: str, who: str = 'root') -> str:
         return (f'mysql+pymysql://{who}@localhost/{name}?unix_socket={self.home}/socket'
                 '&charset=utf8mb4')
+
+
+class GaleraNode(MariaDB):
+    """A node of a Galera cluster of MariaDB; on 127.0.0.1, but for clients.
+
+    :param peers: the cluster's nodes, to which this one is added; if there are none it begins one.
+    """
+
+    # Another node gives it what there is when it comes, by rsync, which does nothing as root.
+    user = 'mysql'
+    _LIBRARY = '/usr/lib/galera/libgalera_smm.so'
+
+    def __init__(self, peers: 'list[GaleraNode]'):
+        self._group, self._others, self._whole = free_port(), free_port(), free_port()
+        self._peers = peers
+        super().__init__()
+        peers.append(self)
+
+    def command(self) -> list[str]:
+        peers = ','.join(f'127.0.0.1:{peer._group}' for peer in self._peers if peer is not self)
+        # SST's program reads options from a file.
+        options = {
+            'datadir': f'{self.home}/data', 'socket': f'{self.home}/socket',
+            'pid-file': f'{self.home}/pid', 'innodb-buffer-pool-size': '16M', 'wsrep-on': 'ON',
+            'skip-networking': '1', 'wsrep-provider': self._LIBRARY, 'binlog-format': 'ROW',
+            'innodb-autoinc-lock-mode': '2', 'wsrep-cluster-name': 'bootcache',
+            'wsrep-cluster-address': f'gcomm://{peers}', 'wsrep-sst-method': 'rsync',
+            'wsrep-node-address': '127.0.0.1',
+            'wsrep-sst-receive-address': f'127.0.0.1:{self._whole}',
+            'wsrep-provider-options':
+                f'"gmcast.listen_addr=tcp://127.0.0.1:{self._group};ist.recv_addr=127.0.0.1:'
+                f'{self._others};gcache.size=16M;evs.suspect_timeout=PT2S;'
+                'evs.inactive_timeout=PT4S;evs.inactive_check_period=PT1S;'
+                'evs.keepalive_period=PT0.5S"'}
+        with open(f'{self.home}/options', 'w') as stream:
+            stream.write('[mysqld]\n' + ''.join(
+                f'{name}={value}\n' for name, value in options.items()))
+        return ['mariadbd', f'--defaults-file={self.home}/options']
+
+    @staticmethod
+    def _root() -> list[str]:
+        return []
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(DatabaseError):
+            return 'ON' in self.sql('SHOW STATUS LIKE "wsrep_ready"')
+        return False
 
 
 class PostgreSQL(Server):

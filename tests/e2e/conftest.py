@@ -76,7 +76,9 @@ def configure(cloud: BootcacheCloud) -> None:
     """Write what makes it a cloud with bootcache, and the options of the tests."""
     cloud.configure_bootcache()
     # Settling soon; only images that ask for it are settled, see Tenant.image.
-    cloud.layer('nova', '70-e2e', {'DEFAULT': {'default_ephemeral_format': 'ext4'},
+    cloud.layer('nova', '70-e2e', {'DEFAULT': {'default_ephemeral_format': 'ext4',
+                                               # However many processors this machine has.
+                                               'cpu_allocation_ratio': 32},
                                    'bootcache': {'settle_delay': 3, 'report_interval': 3,
                                                  # Whatever disk this machine has.
                                                  'expand': 'always'}})

@@ -177,8 +177,9 @@ def add_node(directory, rabbit, mariadb, glance):
                              'project_domain_name': 'Default', 'region_name': REGION}}
         nodes = []
 
-        def add(name, tree=None):
-            nodes.append(Node(Path(directory), name, sections, tree))
+        def add(name, tree=None, **database):
+            nodes.append(Node(Path(directory), name, {
+                **sections, 'database': {**sections['database'], **database}}, tree))
             return nodes[-1]
 
         try:
@@ -390,4 +391,48 @@ def test_a_standby_copy_serves_where_glance_has_the_image_no_more(add_node, dire
     home.start()
     until(lambda: not home.files, 'the end of what moved', PATIENCE)
     assert read(keeper.port, export) == content
+    assert 'Traceback' not in ''.join(node.log for node in nodes)
+
+
+@pytest.fixture
+def galera():
+    """The nodes of a Galera cluster."""
+    servers = []
+    try:
+        for _node in range(3):
+            databases.GaleraNode(servers)
+        yield servers
+    finally:
+        for server in servers:
+            server.remove()
+
+
+def test_a_storage_node_dies_with_its_node_of_a_galera_cluster(add_node, galera, send):
+    name = galera[0].new_name()
+    databases.made(galera[0].url(name)).close()
+    nodes = [add_node(f'node-{number}', connection=server.url(name), mysql_wsrep_sync_wait=1)
+             for number, server in enumerate(galera)]
+    for node in nodes:
+        node.start()
+    all_see_each_other(nodes, send)
+    register(send, *CONTENT)
+    homes = {image_id: served_at(send, image_id) for image_id in CONTENT}
+    home, = (node for node in nodes if node.port == homes[IMAGE])
+    home.kill()
+    galera[nodes.index(home)].stop()
+    others = {node.port for node in nodes if node is not home}
+    # All are asked for at once, at both nodes: each image is claimed by one.
+    until(lambda: all(served_at(send, image_id) in others for image_id in CONTENT),
+          'all bases at the other nodes', PATIENCE)
+    now = {image_id: served_at(send, image_id) for image_id in CONTENT}
+    for image_id, port in now.items():
+        assert port == homes[image_id] or homes[image_id] == home.port, 'that one works'
+        assert {served_at(send, image_id) for _ask in range(4)} == {port}
+        assert read(port, plan(send, image_id)['base_export']) == CONTENT[image_id]
+
+    galera[nodes.index(home)].start()
+    home.start()
+    all_see_each_other(nodes, send)
+    until(lambda: not home.files, 'the end of what moved', PATIENCE)
+    assert {image_id: served_at(send, image_id) for image_id in CONTENT} == now
     assert 'Traceback' not in ''.join(node.log for node in nodes)

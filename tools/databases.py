@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 from oslo_config import cfg
@@ -167,8 +168,6 @@ class GaleraNode(MariaDB):
     :param peers: the cluster's nodes, to which this one is added; if there are none it begins one.
     """
 
-    # Another node gives it what there is when it comes, by rsync, which does nothing as root.
-    user = 'mysql'
     _LIBRARY = '/usr/lib/galera/libgalera_smm.so'
 
     def __init__(self, peers: 'list[GaleraNode]'):
@@ -176,6 +175,17 @@ class GaleraNode(MariaDB):
         self._peers = peers
         super().__init__()
         peers.append(self)
+
+    @staticmethod
+    def _root() -> list[str]:
+        # Another node gives it what there is when it comes, by rsync, which does nothing as root.
+        return ['--user=mysql'] if os.geteuid() == 0 else []
+
+    def initialize(self) -> tuple[str, ...]:
+        if os.geteuid() == 0:
+            shutil.chown(self.home, 'mysql')
+            os.chmod(self.home, 0o755)
+        return super().initialize()
 
     def command(self) -> list[str]:
         peers = ','.join(f'127.0.0.1:{peer._group}' for peer in self._peers if peer is not self)
@@ -196,16 +206,22 @@ class GaleraNode(MariaDB):
         with open(f'{self.home}/options', 'w') as stream:
             stream.write('[mysqld]\n' + ''.join(
                 f'{name}={value}\n' for name, value in options.items()))
-        return ['mariadbd', f'--defaults-file={self.home}/options']
-
-    @staticmethod
-    def _root() -> list[str]:
-        return []
+        return ['mariadbd', f'--defaults-file={self.home}/options', *self._root()]
 
     def _answers(self) -> bool:
         with contextlib.suppress(DatabaseError):
             return 'ON' in self.sql('SHOW STATUS LIKE "wsrep_ready"')
         return False
+
+
+def start_again(cluster: list[GaleraNode]) -> None:
+    """Start a Galera cluster of which all nodes have ended, by what the first one has."""
+    nodes, cluster[:] = list(cluster), []
+    state = Path(nodes[0].home, 'data', 'grastate.dat')
+    state.write_text(state.read_text().replace('safe_to_bootstrap: 0', 'safe_to_bootstrap: 1'))
+    for node in nodes:
+        node.start()
+        cluster.append(node)
 
 
 class PostgreSQL(Server):

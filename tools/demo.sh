@@ -15,7 +15,8 @@ case " $* " in
     ;;
 *" --help "* | *" -h "*)
     cat <<'HELP'
-usage: tools/demo.sh [--store file|rbd] [--repeat N] [--link MBIT|none] [--hosts N] [--keep] [--report DIRECTORY]
+usage: tools/demo.sh [--store file|rbd] [--repeat N] [--link MBIT|none] [--hosts N] [--nodes N] [--keep]
+                     [--report DIRECTORY]
        tools/demo.sh --down
 
   --store file|rbd    where Glance keeps its images: in files, or in a small real Ceph, which the host reads bases
@@ -25,6 +26,8 @@ usage: tools/demo.sh [--store file|rbd] [--repeat N] [--link MBIT|none] [--hosts
                       Mbit/s)
   --hosts N           replay a boot on so many cold hosts at once afterwards, with images in files; 0 for not at
                       all (default: 8)
+  --nodes N           with 2 or 3: in the end so many storage nodes serve, with a MariaDB, and the one that eight servers
+                      read from is killed (default: 1)
   --keep              leave the cloud up, and say how to use and stop it
   --report DIRECTORY  where the report goes (default: demo-report)
   --down              stop a cloud that --keep left, and remove its files
@@ -54,7 +57,7 @@ image=$("$TOP/tools/images/make.sh" debian)
 status=0
 PYTHONPATH=$TOP "$VENV/bin/python" -m tools.demo --image "$image" "${arguments[@]}" || status=$?
 if [ "$status" = 0 ] && [ "$hosts" != 0 ]; then
-    say "== 6. $hosts cold hosts at once, replayed"
+    say "== $hosts cold hosts at once, replayed"
     PYTHONPATH=$TOP "$VENV/bin/python" -W ignore -m bench.replay.coldhosts --hosts "$hosts" --report "$report" \
         || status=$?
 fi

@@ -57,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument('--nodes', action='store_true', help='storage nodes that fail, while guests'
                       ' read from three of them; NAME is one of these cases then. --quick: each of'
                       ' one node, ten minutes')
+    made.add_argument('--galera', action='store_true', help='with --nodes: each storage node has a'
+                      ' node of a Galera cluster as its database')
     made.add_argument('--repeats', type=int, help='how often each is run; not in a cloud')
     made.add_argument('--beside', type=int, default=3, help='how many are run beside each other:'
                       ' they mostly wait')
@@ -202,12 +204,13 @@ def _nodes(options: argparse.Namespace) -> int:
     wanted, began = nodeplan.chosen(options.names, options.quick), time.monotonic()
     outcomes: list[Outcome] = []
     try:
-        for outcome in nodes.run(wanted, options.report):
+        for outcome in nodes.run(wanted, options.report, options.galera):
             outcomes.append(outcome)
             print(report.line(outcome), nodeplan.line(outcome), sep='\n    ', flush=True)
     finally:
         sums = report.write(options.report, outcomes, 'nodes.json', cpus=os.cpu_count(),
-                            nodes=nodeplan.NODES, seconds=round(time.monotonic() - began, 1),
+                            nodes=nodeplan.NODES, database='Galera' if options.galera
+                            else 'MariaDB', seconds=round(time.monotonic() - began, 1),
                             planned=len(wanted) + 1)
     # The deletion of all images is one more.
     return 0 if report.holds(sums) and len(outcomes) == len(wanted) + 1 else 1

@@ -260,10 +260,11 @@ class _Trial:
                            node='all')
 
 
-def run(turns: Sequence[Turn], report: Path) -> Iterator[NodeOutcome]:
+def run(turns: Sequence[Turn], report: Path, is_galera: bool = False) -> Iterator[NodeOutcome]:
     """Try cases one after the other, and yield what comes of each, and of the deletion of all.
 
     :param report: directory that gets the logs if something is wrong.
+    :param is_galera: whether the database is a Galera cluster of as many nodes.
     """
     root = Path(tempfile.mkdtemp(prefix='bcf', dir='/tmp'))
     outcomes: list[NodeOutcome] = []
@@ -276,7 +277,7 @@ def run(turns: Sequence[Turn], report: Path) -> Iterator[NodeOutcome]:
                 place = Path(content, str(seed))
                 place.mkdir()
                 contents.append(Image(place, seed))
-            for outcome in _run(turns, root, network, contents):
+            for outcome in _run(turns, root, network, contents, is_galera):
                 outcomes.append(outcome)
                 yield outcome
             lanes._keep_logs(root / 'log', report, 0, outcomes)
@@ -285,9 +286,9 @@ def run(turns: Sequence[Turn], report: Path) -> Iterator[NodeOutcome]:
 
 
 def _run(turns: Sequence[Turn], root: Path, network: netns.Network,
-         contents: Sequence[Image]) -> Iterator[NodeOutcome]:
+         contents: Sequence[Image], is_galera: bool) -> Iterator[NodeOutcome]:
     nodes = NodesStage(root, network, contents[0],
-                       any(turn.case.name == 'disk-hangs' for turn in turns))
+                       any(turn.case.name == 'disk-hangs' for turn in turns), is_galera)
     try:
         nodes.start()
         trial = _Trial(nodes, contents)

@@ -6,6 +6,7 @@ machines do.
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -33,7 +34,7 @@ from bench.faults.wayplan import Event
 from bench.faults.waystage import QEMU, UNITS
 from bench.replay import children, netns
 from bootcache.rpc.messages import NodeWish
-from tools.databases import MariaDB, made
+from tools.databases import GaleraNode, MariaDB, made, start_again
 from tools.ports import free_port
 
 # In MiB: cache images of all images, and bases of some.
@@ -48,20 +49,19 @@ _LOOK_SECONDS = 0.02
 _IPTABLES = '/usr/sbin/iptables'
 
 
-class _TcpServer(MariaDB):
+class _ByNetwork(MariaDB):
     """A MariaDB that machines reach by the network.
 
     :param namespace: in which it listens, at the address of the bus.
+    :param more: arguments of the class beside this one.
     """
 
-    def __init__(self, namespace: str):
+    def __init__(self, namespace: str, *more: Any):
         self._namespace, self.port = namespace, free_port()
-        super().__init__()
-        self.sql('CREATE USER root@\'%\'; GRANT ALL ON *.* TO root@\'%\'')
+        super().__init__(*more)
 
     def command(self) -> list[str]:
-        return ['ip', 'netns', 'exec', self._namespace,
-                *(word for word in super().command() if word != '--skip-networking'),
+        return ['ip', 'netns', 'exec', self._namespace, *super().command(), '--skip-networking=0',
                 f'--bind-address={rabbit.ADDRESS}', f'--port={self.port}', '--skip-name-resolve']
 
     def by_network(self, name: str) -> str:
@@ -69,19 +69,49 @@ class _TcpServer(MariaDB):
         return f'mysql+pymysql://root@{rabbit.ADDRESS}:{self.port}/{name}?charset=utf8mb4'
 
 
+class _ByNetworkOfGalera(_ByNetwork, GaleraNode):
+    """One of a Galera cluster."""
+
+
 class NodesDatabase(WayDatabase):
     """The database of all nodes; the harness has a way of its own to it.
 
-    :ivar port: at which nodes reach it.
-
     :param namespace: in which it listens.
+    :param is_galera: whether each node has a node of a Galera cluster.
     """
 
-    def __init__(self, namespace: str):
-        self._server: _TcpServer = _TcpServer(namespace)
-        self.port, name = self._server.port, self._server.new_name()
-        self.url = self._server.by_network(name)
-        self._database = made(self._server.url(name))
+    def __init__(self, namespace: str, is_galera: bool):
+        self._cluster: list[GaleraNode] = []
+        self._servers = [_ByNetworkOfGalera(namespace, self._cluster) for _node in range(NODES)] \
+            if is_galera else [_ByNetwork(namespace)]
+        self._server: _ByNetwork = self._servers[0]
+        self._server.sql('CREATE USER root@\'%\'; GRANT ALL ON *.* TO root@\'%\'')
+        self._name = self._server.new_name()
+        self._database = made(self._server.url(self._name))
+
+    def _of(self, node: str) -> _ByNetwork:
+        return self._servers[(int(node.rpartition('-')[2]) - 1) % len(self._servers)]
+
+    def url_of(self, node: str) -> str:
+        """Return the URL for a node."""
+        return self._of(node).by_network(self._name)
+
+    def port_of(self, node: str) -> int:
+        """Return the port at which a node reaches it."""
+        return self._of(node).port
+
+    def close(self) -> None:
+        """End it, and remove its files."""
+        self._database.close()
+        for server in self._servers:
+            server.remove()
+
+    def go_away(self) -> Callable[[], None]:
+        """End all of it as kill -9 does; return what starts it again."""
+        for server in self._servers:
+            server.stop()
+        return functools.partial(start_again, self._cluster) if self._cluster \
+            else self._server.start
 
 
 class _CountedBoots(ProfileBoots):
@@ -225,10 +255,11 @@ class NodesStage(Stage):
     :param network: with one host, and with other machines that are storage nodes.
     :param image: its content is that of the first image.
     :param have_hanging_disks: whether nodes' disks can hang.
+    :param is_galera: whether the database is a Galera cluster.
     """
 
     def __init__(self, root: Path, network: netns.Network, image: Image,
-                 have_hanging_disks: bool = False):
+                 have_hanging_disks: bool = False, is_galera: bool = False):
         self.row = Row(READING, 'nodes', Life.FETCH, ())
         super().__init__(root, network, image, {'compression': 'none'}, self.row)
         self._namespaces = {node_name(number): name for number, name in enumerate(
@@ -236,7 +267,7 @@ class NodesStage(Stage):
         self._clocks |= {name: Clock() for name in self._namespaces}
         # Nodes whose service is not started again for now.
         self._down: set[str] = set()
-        self._have_hanging_disks = have_hanging_disks
+        self._have_hanging_disks, self._is_galera = have_hanging_disks, is_galera
         self._disks: dict[str, HangingDisk] = {}
         self._bus = Rabbit(network, root / 'mq')
         self._database: NodesDatabase | None = None
@@ -275,7 +306,7 @@ class NodesStage(Stage):
                                  'log': root / 'log' / node, 'storage': self.disk(node)}.items():
                 (root / node / name).symlink_to(target)
         self._bus.start()
-        self._database = NodesDatabase(self.network._switch)
+        self._database = NodesDatabase(self.network._switch, self._is_galera)
         for name in (UNITS, QEMU, *self.nodes, HOST, READER):
             self.call(name, 'left')
         self.until(self.all_see_all, 'that storage nodes see each other')
@@ -311,7 +342,9 @@ class NodesStage(Stage):
             return {**found, 'gateway_autostart': False, 'settle_delay': 24 * _HOUR,
                     'report_interval': _REPORT_SECONDS}
         assert self._database is not None
-        return {**found, 'host': name, 'connection': self._database.url,
+        if self._is_galera:
+            found['mysql_wsrep_sync_wait'] = 1
+        return {**found, 'host': name, 'connection': self._database.url_of(name),
                 'gateway_socket': str(self.root / 'g/nbd'),
                 'glance_store_dirs': [str(self.store())],
                 'export_host': self.network.address(self._namespaces[name])}
@@ -372,7 +405,7 @@ class NodesStage(Stage):
             self._disks[node].hang()
             return self._disks[node].go_on
         if name in ('cut-from-database', 'cut-from-bus'):
-            return self._cut(node, self._database.port if name == 'cut-from-database'
+            return self._cut(node, self._database.port_of(node) if name == 'cut-from-database'
                              else int(self._bus.url.rstrip('/').rpartition(':')[2]))
         if name == 'full-disk':
             filler = self.disk(node) / 'filler'

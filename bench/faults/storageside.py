@@ -196,7 +196,9 @@ class StorageSide:
         glance_conf.register_opts(conf)
         conf.register_opts(glance_conf.default_opts)
         db_conf.register_opts(conf)
-        conf.set_override('connection', options.pop('connection', None), db_conf.GROUP)
+        for name in ('connection', 'mysql_wsrep_sync_wait'):
+            if name in options:
+                conf.set_override(name, options.pop(name), db_conf.GROUP)
         if 'host' in options:
             conf.set_override('host', options.pop('host'))
         for name, value in {

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tools.cloud.storagenodes import storage_nodes
+from tools.cloud.storagenodes import register_at, storage_nodes
 from tools.cloud.tenant import wait_until
 
 
@@ -21,8 +21,7 @@ def listed(cloud, tenant, config_file):
 
 
 @pytest.mark.parametrize('count', [4, pytest.param(20, marks=pytest.mark.long)])
-def test_the_node_that_serves_servers_in_mid_boot_dies_for_good(cloud, tenant, nodes, small_image,
-                                                                count):
+def test_the_node_that_serves_servers_in_mid_boot_dies_for_good(cloud, tenant, nodes, count):
     for node in nodes:
         node.start()
     home, other = nodes
@@ -30,12 +29,7 @@ def test_the_node_that_serves_servers_in_mid_boot_dies_for_good(cloud, tenant, n
     def states():
         return listed(cloud, tenant, other.config_file)
 
-    wait_until(lambda: {state for state, _images in states().values()} == {'up'}, 'both nodes')
-    # A new image goes to the node that is not drained.
-    tenant.openstack.bootcache(other.config_file, 'node', 'drain', other.name)
-    image = tenant.image(small_image, bootcache_quota='1MiB')
-    tenant.wait_state(image, 'served')
-    tenant.openstack.bootcache(other.config_file, 'node', 'resume', other.name)
+    image = register_at(tenant, home, [other])
     assert states()[home.name] == ('up', 1)
 
     servers = [tenant.ask(image, host=cloud.hosts[number % len(cloud.hosts)])

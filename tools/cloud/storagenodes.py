@@ -14,6 +14,7 @@ from tools.cloud.layout import GLANCE, VENV
 from tools.cloud.processes import kill_all
 from tools.cloud.records import queue_served
 from tools.cloud.services import confined
+from tools.cloud.tenant import Tenant, guest_image, wait_until
 from tools.databases import MariaDB, made
 
 FIRST_PORT = 10840
@@ -104,3 +105,17 @@ def storage_nodes(cloud: BootcacheCloud, names: Sequence[str]) -> Iterator[list[
         yield nodes
 
 
+def register_at(tenant: Tenant, home: StorageNode, others: Sequence[StorageNode]) -> str:
+    """Register an image that a node is to work on, as the others are drained; its id."""
+    bootcache, config_file = tenant.openstack.bootcache, home.config_file
+
+    def states() -> set[str]:
+        return {row["state"] for row in bootcache(config_file, "node", "list")}
+
+    wait_until(lambda: states() == {"up"}, "all storage nodes")
+    names = [node.name for node in others]
+    bootcache(config_file, "node", "drain", *names)
+    image = tenant.image(guest_image("small"), bootcache_quota="1MiB")
+    tenant.wait_state(image, "served")
+    bootcache(config_file, "node", "resume", *names)
+    return image

@@ -5,13 +5,14 @@ import dataclasses
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from tools.ceph.cluster import CephError
 from tools.cloud.bootcache import BootcacheCloud
 from tools.cloud.client import ClientError
 from tools.cloud.cloud import print_progress
 from tools.cloud.processes import ServiceError
-from tools.demo import link, report, snapshots, stores
+from tools.demo import link, nodekilled, report, snapshots, stores
 from tools.demo.steps import Demo
 
 
@@ -30,6 +31,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--link", type=parse_link, default=parse_link("1000"), metavar="MBIT|none",
                         help="hold what Glance and the storage node send to a rate"
                         " (default: 1000 Mbit/s)")  # fmt: skip
+    parser.add_argument("--nodes", type=int, default=1, choices=range(1, 4), metavar="N",
+                        help="with 2 or 3: in the end so many storage nodes serve, and the one that"
+                        " eight servers read from is killed (default: 1)")  # fmt: skip
     parser.add_argument("--keep", action="store_true",
                         help="leave the cloud up, and say how to use and stop it")  # fmt: skip
     return parser.parse_args()
@@ -105,8 +109,21 @@ def run(cloud: BootcacheCloud, store: stores.Store, options: argparse.Namespace)
         print(line)
     print(f"written: {options.report}/report.json, working-set.json, read-pattern.png,"
           " boot-times.png")
-    return [*report.broken_promises(document, demo.boots), *killed.broken_promises(),
-            *snapshots.broken_promises(demo.snapshots)]  # fmt: skip
+    broken = [*report.broken_promises(document, demo.boots), *killed.broken_promises(),
+              *snapshots.broken_promises(demo.snapshots)]  # fmt: skip
+    if options.nodes > 1:
+        cloud.progress(f"== 6. one of {options.nodes} storage nodes is killed")
+        document["node_killed"] = kill_a_node(cloud, options)
+        report.write(options.report, document, demo.boots)
+    return broken
+
+
+def kill_a_node(cloud: BootcacheCloud, options: argparse.Namespace) -> dict[str, Any]:
+    """Kill a storage node below servers, and tell what they saw; for the report."""
+    found = nodekilled.kill_the_node(cloud, options.nodes, options.report / "node-killed.png")
+    print(found)
+    print(f"written: {options.report}/node-killed.png")
+    return dataclasses.asdict(found)
 
 
 def main() -> int:

@@ -73,6 +73,15 @@ class BootAction(enum.StrEnum):
     STOCK = 'stock'
 
 
+class PlanCause(enum.StrEnum):
+    """Why a server waits or goes the stock way, where it is not for the image's own reason."""
+
+    BASE = 'base-not-ready'
+    CACHE_IMAGE = 'cache-image-not-ready'
+    NO_PROFILE_BOOT = 'no-profile-boot'
+    NODE_AWAY = 'storage-node-away'
+
+
 class WarmOutcome(enum.StrEnum):
     """What became of warming a host; all but waiting and error are Nova's own words."""
 

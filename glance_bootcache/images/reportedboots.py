@@ -26,6 +26,7 @@ from bootcache.refinement import Boot
 from bootcache.rpc.messages import (
     BootAction,
     PlanBoot,
+    PlanCause,
     ReportBoot,
     ReportProgress,
     ServeStored,
@@ -212,15 +213,6 @@ _MOST_EXTENTS_OF_ALL = 500_000
 _MOST_COUNTED = 10_000
 # A report comes at the boot's time limit at the latest; the bus may be away for a while.
 _LATE_SECONDS = 600
-
-
-class PlanCause(enum.StrEnum):
-    """Why a server waits or goes the stock way, where it is not for the image's own reason."""
-
-    BASE = 'base-not-ready'
-    CACHE_IMAGE = 'cache-image-not-ready'
-    NO_PROFILE_BOOT = 'no-profile-boot'
-    NODE_AWAY = 'storage-node-away'
 
 
 # An image's id, and its working set's file, which is another one with each recording and each

@@ -24,11 +24,11 @@ from bootcache.rpc.messages import (
     ImageRegistered,
     Message,
     PlanBoot,
+    PlanCause,
     ReportHoldings,
     TakeSlot,
 )
 from bootcache.util.backoff import CircuitBreaker
-from glance_bootcache.images.reportedboots import PlanCause
 from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.nodes.homes import Homes, NodeAway
 from glance_bootcache.nodes.membership import Membership, NodeState

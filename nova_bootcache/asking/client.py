@@ -29,6 +29,7 @@ from bootcache.rpc.messages import (
     HoldSlot,
     Message,
     PlanBoot,
+    PlanCause,
     ReportExchange,
     ServeStored,
     StoredExport,
@@ -79,6 +80,7 @@ class Offered:
     :ivar difference_export: the exporter's name for that.
     :ivar signature: by what the base was verified, empty if it was not:
         :func:`bootcache.signatures.fingerprint`.
+    :ivar is_node_away: whether the storage node that knows more is away.
     """
 
     storage: Storage
@@ -96,6 +98,7 @@ class Offered:
     signature: str = ''
     difference: CacheDifference | None = None
     difference_export: str = ''
+    is_node_away: bool = False
 
     def comes_too_late(self, patience: float) -> bool:
         """Tell whether to wait is in vain.
@@ -106,11 +109,12 @@ class Offered:
             and self.ready_in > _MARGIN * patience
 
     def when_patience_ends(self) -> 'Offered':
-        """Return what is offered to a server that waits no longer: the base, if it is there."""
-        if self.storage.offer is not Offer.WAIT or self.remote is None:
+        """Return what is offered to a server that waits no longer: the base, if it is there; if the
+        storage node is away, what its host holds."""
+        if self.storage.offer is not Offer.WAIT or (self.remote is None and not self.is_node_away):
             return self
         return dataclasses.replace(self, storage=dataclasses.replace(
-            self.storage, offer=Offer.COLD))
+            self.storage, offer=Offer.AWAY if self.remote is None else Offer.COLD))
 
     def for_a_move(self) -> 'Offered':
         """Return what is offered to a server that comes from another host.
@@ -148,7 +152,8 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
     if 'base_export' not in answer and offer in (Offer.STOCK, Offer.WAIT):
         ready_in = answer.get('ready_in')
         return Offered(Storage(offer), reason,
-                       ready_in=None if ready_in is None else float(ready_in))
+                       ready_in=None if ready_in is None else float(ready_in),
+                       is_node_away=answer.get('cause') == PlanCause.NODE_AWAY)
     cache_image = None
     if offer is Offer.CACHE or 'cache_image' in answer:
         cache_image = CacheInfo(**answer['cache_image'])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bootcache.ending import BootLimits
 from bootcache.manifest import CacheDifference, CacheInfo
-from bootcache.rpc.messages import BootAction
+from bootcache.rpc.messages import BootAction, PlanCause
 from bootcache.tier import Medium
 from nova_bootcache.asking import client
 from nova_bootcache.asking.client import Offered, Watch
@@ -195,4 +195,9 @@ def test_who_waits_no_longer_for_a_cache_image_has_its_base():
         waiting, storage=Storage(Offer.COLD))
     without = parse({'action': BootAction.WAIT, 'reason': 'being prepared', 'ready_in': 3.0})
     assert without.when_patience_ends() == without
+    away = parse(over_the_bus({'action': BootAction.WAIT, 'cause': PlanCause.NODE_AWAY,
+                               'reason': 'the storage node is away', 'ready_in': None}))
+    assert away.storage.offer is Offer.WAIT
+    assert away.when_patience_ends() == dataclasses.replace(away, storage=Storage(Offer.AWAY)), \
+        'its host may hold the cache image'
     assert parse(CACHE).when_patience_ends() == parse(CACHE)

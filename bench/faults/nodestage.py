@@ -153,7 +153,8 @@ class NodeSide(StorageSide):
 
     def wish(self, name: str, wish: str | None) -> bool:
         """Hear what an operator wants of a node."""
-        wished: bool = self._endpoints._nodes.set_wish(name, wish)
+        wished: bool = self._endpoints._nodes.set_wish(
+            name, None if wish is None else NodeWish(wish))
         return wished
 
     def under_way(self) -> list[str]:

@@ -1,5 +1,6 @@
 """The ``bootcache-status`` command: what has to be right before an upgrade goes on."""
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from bootcache import certificates, exception, optionfault, tls
 from bootcache import conf as bootcache_conf
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.cli import client
+from glance_bootcache.db import conf as db_conf
 from glance_bootcache.db import schema
 from glance_bootcache.db.engine import Database
 
@@ -32,6 +34,9 @@ class Checks(upgradecheck.UpgradeCommands):  # type: ignore[misc]
     def _schema(self) -> upgradecheck.Result:
         """Check that the database has the tables that this release needs."""
         def check() -> None:
+            default = db_conf.default_file(cfg.CONF)
+            if default is not None and not os.path.exists(os.path.dirname(default)):
+                return  # The service's unit makes it, and the service all that is in it.
             database = Database(cfg.CONF)
             database.check_user()
             database.check_writable()

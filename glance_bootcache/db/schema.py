@@ -91,8 +91,9 @@ def _is_later(database: Database, found: str | None) -> bool:
              script.ScriptDirectory.from_config(_config()).walk_revisions()}
     if found is None or found in known:
         return False
-    _number, _line, oldest = found.partition('_')
-    if not oldest or oldest > wanted().partition('_')[0]:
+    number, _line, oldest = found.partition('_')
+    own, _line, _oldest = wanted().partition('_')
+    if not oldest or not oldest <= own < number:
         raise DatabaseUnusable(
             f'the database {database} has schema {found}, which this release does not know; install'
             ' the release that made it, or name another database in [database]connection')

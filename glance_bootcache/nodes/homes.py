@@ -23,7 +23,7 @@ from glance_bootcache.nodes.membership import Membership, Node, NodeState
 from glance_bootcache.nodes.node import BEAT_SECONDS
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.storage.exporters import Exporters
-from glance_bootcache.storage.nodefiles import Standby, standby_suffix
+from glance_bootcache.storage.nodefiles import Standby
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -36,17 +36,23 @@ _MOST_WAITING = 4
 _GIVE_UP_SECONDS = 10.0
 
 
-def keeper(standbys: Collection[Standby], record: Manifest, nodes: Iterable[Node],
-           works: Callable[[Node], bool] = lambda node: node.takes_images) -> int | None:
-    """Return the number of the node that works and has a standby copy of an image's base; None if
-    none has. Of two it is the first. Pure.
+def may_keep(node: Node, record: Manifest) -> bool:
+    """Tell whether a node may take an image over, and so have a standby copy of its base. Pure."""
+    return node.takes_images and policy.can_be_taken_over(record, node.record.look_rules)
+
+
+def keeper(standbys: Collection[Standby], record: Manifest, home: int | None,
+           nodes: Iterable[Node]) -> int | None:
+    """Return the number of the node that works and has a whole standby copy of an image's base.
+
+    Of two it is the first; None if none has. Pure.
 
     :param standbys: of the image.
-    :param works: tells which nodes count.
+    :param home: number of the node that has the base itself.
     """
-    working = {node.record.number for node in nodes if works(node)}
-    return min((one.node_id for one in standbys if one.node_id in working
-                and one.name.endswith(standby_suffix(record.made.base_hash))), default=None)
+    able = {node.record.number for node in nodes if may_keep(node, record)} - {home}
+    return min((one.node_id for one in standbys if one.node_id in able and one.is_whole
+                and one.is_of(record.made.base_hash)), default=None)
 
 
 class NodeAway(exception.BootcacheError):
@@ -88,7 +94,7 @@ class Homes:
         if node is not None and node.state is NodeState.UP \
                 and node.record.wish is not NodeWish.FORGOTTEN:
             return node.record.name
-        other = self._membership.node(self._keeper(image_id))
+        other = self._membership.node(self._keeper(image_id, home))
         if other is not None and other.record.number != self._membership.own:
             return other.record.name
         if self.take_over(image_id, home):
@@ -109,8 +115,17 @@ class Homes:
                 or not policy.can_be_taken_over(record):
             return False
         base_path, base_file = self._base_here(record)
-        taken = self._store.claim(image_id, home,
-                                  lambda known: policy.taken_over(known, base_path, base_file))
+
+        def taken_over(known: Manifest) -> Manifest:
+            # Where it was changed meanwhile, what was found here may be of another content.
+            return policy.taken_over(known, base_path, base_file) if known.made == record.made \
+                else policy.taken_over(known, '', None)
+
+        try:
+            taken = self._store.claim(image_id, home, taken_over)
+        except exception.Interrupted as error:
+            LOG.info('%s', error)
+            return False
         if taken is None:
             return False
         self.taken_over += 1
@@ -136,16 +151,23 @@ class Homes:
         in its own directory is that one's to remove.
         """
         made = record.made
-        if not made.base_path or places.is_clone(made.base_path):
+        if places.is_clone(made.base_path):
             return made.base_path, made.base_file
         if path := self._shared_file(record):
             return path, made.base_file
+        if not made.base_hash or (not made.base_path and record.standing is not Standing.WANTED):
+            return '', None
         for one in self._store.files.standbys(record.image_id).get(record.image_id, ()):
-            path = self._store.path(record.image_id, one.name)
-            if one.node_id == self._membership.own and (file := savefile.signature(path)) \
-                    and one.name.endswith(standby_suffix(made.base_hash)):
-                return path, file
+            if one.node_id == self._membership.own and one.is_whole and one.is_of(made.base_hash) \
+                    and self.has_whole(record, one):
+                path = self._store.path(record.image_id, one.name)
+                return path, savefile.signature(path)
         return '', None
+
+    def has_whole(self, record: Manifest, one: Standby) -> bool:
+        """Tell whether a standby copy of this node's is there, with all of its bytes."""
+        found = savefile.signature(self._store.path(record.image_id, one.name))
+        return found is not None and found[2] == record.made.stored_bytes
 
     def is_shared(self, record: Manifest) -> bool:
         """Tell whether another node than the home reads the same base: a clone in Ceph, or Glance's
@@ -153,20 +175,22 @@ class Homes:
         return places.is_clone(record.made.base_path) or bool(self._shared_file(record))
 
     def _shared_file(self, record: Manifest) -> str:
-        if record.made.base_file is None:
+        if not record.made.base_path or record.made.base_file is None:
             return ''
         for path in (os.path.join(directory, record.image_id) for directory in self._store_dirs):
             if savefile.signature(path) == record.made.base_file and os.access(path, os.R_OK):
                 return path
         return ''
 
-    def _keeper(self, image_id: str) -> int:
+    def _keeper(self, image_id: str, home: int) -> int:
         """Return the number of the node that works and has a standby copy of an image's base; 0 if
         none has."""
         record = self._store.anywhere(image_id)
-        return 0 if record is None or places.is_clone(record.made.base_path) else keeper(
-            self._store.files.standbys(image_id).get(image_id, ()), record,
-            self._membership.nodes()) or 0
+        if record is None or not self._membership.may_judge \
+                or places.is_clone(record.made.base_path):
+            return 0
+        return keeper(self._store.files.standbys(image_id).get(image_id, ()), record, home,
+                      self._membership.nodes()) or 0
 
     def moved(self) -> frozenset[str]:
         """Return the images that have got another home within ten minutes."""
@@ -204,7 +228,7 @@ class Homes:
                   and (record := self._store.anywhere(image_id)) is not None
                   and policy.can_be_taken_over(record)}
         standbys, nodes = self._store.files.standbys(), self._membership.nodes()
-        kept = {image_id: keeper(standbys[image_id], record, nodes)
+        kept = {image_id: keeper(standbys[image_id], record, homes[image_id], nodes)
                 for image_id, record in images.items() if image_id in standbys}
         mine = [image_id for image_id in images if kept.get(image_id) == self._membership.own]
         mine += [image_id for image_id in images if kept.get(image_id) is None][
@@ -261,6 +285,7 @@ class HomeUpkeep:
 
     def once(self) -> None:
         """Do all of it once; what fails is logged, and keeps nothing else from being done."""
+        self._tell_who_is_away()
         steps: list[tuple[str, Callable[[], object]]] = [
             ('what other storage nodes write cannot be read', self._follow),
             ('images of storage nodes that leave cannot be taken over', self._take_over),
@@ -275,6 +300,16 @@ class HomeUpkeep:
                 self._throttle.recovered(what, 'that %s is over', what)
             except Exception as error:
                 self._throttle.warning(what, '%s: %s', what, error)
+
+    def _tell_who_is_away(self) -> None:
+        for node in self._membership.nodes():
+            name, key = node.record.name, f'node {node.record.number}'
+            if node.state is NodeState.UP:
+                self._throttle.recovered(key, 'the storage node %s works again', name)
+            elif node.record.wish is None:
+                self._throttle.warning(
+                    key, 'the storage node %s is %s: "bootcache node list" tells of all nodes',
+                    name, node.state)
 
     def _follow(self) -> None:
         self._orders.refresh()

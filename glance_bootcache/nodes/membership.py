@@ -1,7 +1,9 @@
 """Which storage nodes work: each tells by its row's beat, and others judge by their own clocks.
 
 No clock of one machine is compared with another's. A node that has not heard of all for a while,
-or could not beat itself, judges nobody, and begins anew when it can.
+or could not beat itself, judges nobody, and begins anew when it can: whoever beats within 20 s is
+up. Of who does not the seconds count before and after, so that a node that is gone for good is out
+some day.
 """
 
 import dataclasses
@@ -82,32 +84,39 @@ class Membership:
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows, for steps in memory
         self._records: dict[int, NodeRecord] = {}
-        # When each beat was seen to change, in monotonic seconds.
+        # Since when each beat stands still, as far as this node was not blind since, in monotonic
+        # seconds; and for how many seconds it had before.
         self._changed_at: dict[int, float] = {}
-        self._seen_at = float('-inf')
+        self._silent_before: dict[int, float] = {}
+        # The last look; whether that counts.
+        self._seen_at, self._is_blind = float('-inf'), False
 
     def observe(self, records: Iterable[NodeRecord]) -> None:
         """Take all nodes' rows, as they were just after this node's own beat was written."""
         now = self._clock()
         with self._lock:
-            before, was_blind = self._records, now - self._seen_at > _BLIND_SECONDS
+            before, was_blind = self._records, not self.may_judge
             self._records = {record.number: record for record in records}
-            self._seen_at = now
-            self._changed_at = {
-                number: now if was_blind or number not in before
-                or before[number].beat != record.beat else self._changed_at[number]
-                for number, record in self._records.items()}
+            stand = {number for number, record in self._records.items()
+                     if number in before and before[number].beat == record.beat}
+            self._silent_before = {
+                number: self._silent_before.get(number, 0.0) + (
+                    self._seen_at - self._changed_at[number] if was_blind else 0.0)
+                for number in stand}
+            self._changed_at = {number: self._changed_at[number] if number in stand
+                                and not was_blind else now for number in self._records}
+            self._seen_at, self._is_blind = now, False
 
     def forget_clocks(self) -> None:
         """Judge nobody until the next look, and all of them anew from then on: this node was not
         as others are to be."""
         with self._lock:
-            self._seen_at = float('-inf')
+            self._is_blind = True
 
     @property
     def may_judge(self) -> bool:
         """Whether what this node sees of others counts."""
-        return self._clock() - self._seen_at <= _BLIND_SECONDS
+        return not self._is_blind and self._clock() - self._seen_at <= _BLIND_SECONDS
 
     def nodes(self) -> list[Node]:
         """Return all nodes, by name."""
@@ -123,9 +132,10 @@ class Membership:
 
     def _seen(self, record: NodeRecord) -> Node:
         """Return a node as it is seen now; under the lock."""
+        now = self._clock() - self._changed_at[record.number]
         silent = 0.0 if record.number == self.own \
-            else self._clock() - self._changed_at[record.number]
-        state = NodeState.UP if not self.may_judge or silent < AWAY_SECONDS else \
+            else now + self._silent_before.get(record.number, 0.0)
+        state = NodeState.UP if not self.may_judge or not silent or now < AWAY_SECONDS else \
             NodeState.AWAY if silent < OUT_SECONDS else NodeState.OUT
         return Node(record, state, silent)
 

@@ -41,8 +41,9 @@ EXCHANGE = TOPIC = 'bootcache-nodes'
 NODE = 'storage_node'
 # Within what a host waits for, of all that it asks.
 _ANSWER_SECONDS = 3.0
-# Of the threads that answer: a node that does not answer holds up so many.
-_MOST_AT_ONCE = 16
+# Of the threads that answer: a node that does not answer holds up so many. The others wait for them
+# in a storm, and for so long.
+_MOST_AT_ONCE, _PLACE_SECONDS = 16, 1.0
 _SILENT_CALLS, _SILENCE_SECONDS = 2, 5.0
 _MOST_NODES = 1000
 # What all nodes are told.
@@ -152,7 +153,7 @@ class Routing(Alone):
 
     def _hand_on(self, message: Message[Any], context: Mapping[str, Any], name: str) -> Any:
         breaker = self._breaker(name)
-        if not self._places.acquire(blocking=False):
+        if not self._places.acquire(timeout=_PLACE_SECONDS):
             raise NodeAway(f'{_MOST_AT_ONCE} messages are being handed on')
         try:
             if not breaker.may_ask():

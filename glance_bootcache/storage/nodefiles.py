@@ -53,16 +53,22 @@ _LATE_SECONDS = 600
 
 @dataclasses.dataclass(frozen=True)
 class Standby:
-    """A whole standby copy of a base.
+    """A standby copy of a base.
 
     :ivar node_id: row of the node that has it.
     :ivar name: of the file.
     :ivar made_at: when it was begun, in seconds since the epoch.
+    :ivar is_whole: whether it is; else it is being made.
     """
 
     node_id: int
     name: str
     made_at: float
+    is_whole: bool = True
+
+    def is_of(self, base_hash: str) -> bool:
+        """Tell whether it is of a content, ``algorithm:hexadecimal``."""
+        return self.name.endswith(standby_suffix(base_hash))
 
 
 def standby_suffix(base_hash: str) -> str:
@@ -183,7 +189,8 @@ class NodeFiles:
             connection.execute(sa.update(FileRow).where(*mine, *which).values(
                 state=FileState.RETIRING.value))
 
-    def take_over(self, connection: sa.Connection, image_id: str, node_id: int) -> None:
+    def take_over(self, connection: sa.Connection, image_id: str, node_id: int,
+                  base: str = '') -> None:
         """Write that this node has what another one has made of an image elsewhere than on its own
         disk; in the transaction by which it takes the image over.
 
@@ -191,6 +198,8 @@ class NodeFiles:
         copy that this node has is a base from now on.
 
         :param node_id: of the other node's row.
+        :param base: name of this node's file that the image's row names as its base.
+        :raises Interrupted: if that is being removed; nothing is written.
         """
         theirs = FileRow.node_id == node_id, FileRow.image_id == image_id
         connection.execute(sa.update(FileRow).where(
@@ -202,6 +211,8 @@ class NodeFiles:
             FileRow.node_id == self._node_id, FileRow.image_id == image_id,
             FileRow.kind == FileKind.STANDBY.value, FileRow.state == FileState.READY.value).values(
                 kind=FileKind.BASE.value))
+        if base:
+            self.turn_over(connection, image_id, {base}, ())
 
     @staticmethod
     def retire_everywhere(connection: sa.Connection, image_id: str) -> None:
@@ -320,7 +331,7 @@ class NodeFiles:
             FileRow.name).where(FileRow.kind == kind.value)).scalars().all()))
 
     def standbys(self, image_id: str | None = None) -> dict[str, list[Standby]]:
-        """Return the whole standby copies of all nodes, by image.
+        """Return the standby copies of all nodes, by image, those that are being made as well.
 
         :param image_id: of that image alone.
         :raises DatabaseAway: if the database does not answer.
@@ -328,12 +339,23 @@ class NodeFiles:
         which = () if image_id is None else (FileRow.image_id == image_id,)
         found: dict[str, list[Standby]] = {}
         for row in self._database.read(lambda connection: connection.execute(sa.select(
-                FileRow.image_id, FileRow.node_id, FileRow.name, FileRow.made_at).where(
-                    FileRow.kind == FileKind.STANDBY.value,
-                    FileRow.state == FileState.READY.value, *which)).all()):
-            found.setdefault(row.image_id, []).append(
-                Standby(row.node_id, row.name, row.made_at))
+                FileRow.image_id, FileRow.node_id, FileRow.name, FileRow.made_at, FileRow.state
+        ).where(FileRow.kind == FileKind.STANDBY.value,
+                FileRow.state != FileState.RETIRING.value, *which)).all()):
+            found.setdefault(row.image_id, []).append(Standby(
+                row.node_id, row.name, row.made_at, row.state == FileState.READY.value))
         return found
+
+    def give_up(self, image_id: str, name: str) -> None:
+        """Have a standby copy be removed, unless it has become a base.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
+            FileRow.node_id == self._node_id, FileRow.image_id == image_id, FileRow.name == name,
+            FileRow.kind == FileKind.STANDBY.value, FileRow.state == FileState.READY.value).values(
+                state=FileState.RETIRING.value)))
+        self.remove_retired(image_id)
 
     def unnamed(self) -> list[str]:
         """Return the paths of files in images' directories that no row names, as far as they can be

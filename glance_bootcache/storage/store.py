@@ -283,6 +283,7 @@ class ImageStore:
         :param change: pure; returns what this node has of it.
         :returns: what is known of it then; None if somebody else was faster.
         :raises DatabaseAway: if it cannot be written.
+        :raises Interrupted: if it is to name a file that is being removed.
         """
         held = self._held.get(image_id)
         if held is None or held.home != home:
@@ -297,7 +298,9 @@ class ImageStore:
                         node_id=self._node_id, term=taken.term, version=taken.version,
                         **imagerows.to_row(stamped))).rowcount != 1:
                 return False
-            self.files.take_over(connection, image_id, home)
+            path = stamped.made.base_path
+            self.files.take_over(connection, image_id, home, os.path.basename(path)
+                                 if os.path.dirname(path) == self.directory(image_id) else '')
             return True
 
         try:

@@ -481,3 +481,18 @@ def test_exporters_are_asked_for_what_has_moved_once_in_ten_seconds(cloud, numbe
     moved.clock.now += 1
     moved.once()
     assert has_nothing(cloud, moved)
+
+
+def test_who_is_away_is_told_once_and_when_it_is_back(cloud, numbers, caplog):
+    one, two, three = numbers
+    caplog.set_level(logging.INFO)
+    upkeep = Upkeep(cloud, one)
+    cloud.change(three, wish=NodeWish.DRAINED)
+    for _look in range(3):
+        cloud.pass_by(20, two, three)
+        upkeep.once()
+    assert caplog.text.count('the storage node b is away') == 1
+    assert 'the storage node c' not in caplog.text, 'an operator wants that'
+    cloud.pass_by(5)
+    upkeep.once()
+    assert 'the storage node b works again' in caplog.text

@@ -122,11 +122,27 @@ def test_a_node_that_did_not_work_itself_judges_nobody_until_it_looks_again(two)
     two.membership.forget_clocks()
     assert not two.membership.may_judge and two.states()[OTHER] == 'up'
     two.look()
-    assert two.membership.may_judge and two.membership.node(OTHER).silent_seconds == 0
+    assert two.membership.may_judge
     two.pass_by(19)
     assert two.states()[OTHER] == 'up'
     two.pass_by(1)
-    assert two.states()[OTHER] == 'away'
+    assert two.states()[OTHER] == 'out'
+
+
+def test_a_node_that_is_gone_is_out_though_this_one_does_not_work_now_and_then(two):
+    for _minute in range(11):
+        assert two.states()[OTHER] != 'out'
+        two.pass_by(60)
+        two.membership.forget_clocks()
+        two.clock.now += 1000  # That counts for nobody.
+        two.look()
+    assert two.membership.node(OTHER).silent_seconds == 660
+    two.pass_by(20)
+    assert two.states()[OTHER] == 'out'
+    # One beat, and all is as if nothing had been.
+    two.rows[OTHER] = dataclasses.replace(two.rows[OTHER], beat=two.rows[OTHER].beat + 1)
+    two.look()
+    assert two.membership.node(OTHER).silent_seconds == 0
 
 
 def test_nothing_is_known_before_the_first_look():

@@ -7,16 +7,17 @@ import types
 from pathlib import Path
 
 import pytest
-from fakes_nodes import CLONE, IMAGE, OTHER, RULES, glance_file
+from fakes_nodes import CLONE, IMAGE, MANY, OTHER, RULES, glance_file
 
 from bootcache import savefile
 from bootcache.exception import DatabaseAway
-from bootcache.manifest import Availability, Standing
+from bootcache.manifest import Availability, Made, Manifest, Standing
 from bootcache.rpc.messages import NodeWish
 from glance_bootcache.imagefacts import ImageFacts
-from glance_bootcache.nodes.homes import keeper
+from glance_bootcache.images import policy
+from glance_bootcache.nodes.homes import NodeAway, keeper
 from glance_bootcache.nodes.membership import OUT_SECONDS, Node, NodeRecord, NodeState
-from glance_bootcache.nodes.standbys import Standbys, chosen
+from glance_bootcache.nodes.standbys import Standbys, chosen, is_missing
 from glance_bootcache.storage.nodefiles import FileKind, Standby, standby_suffix
 
 CONTENT = b'base' * 1000
@@ -49,10 +50,12 @@ def world(cloud, numbers):
     needs = types.SimpleNamespace(
         hosts=lambda image_id: ['host'] if image_id in made.needed else [])
     for number in numbers:
-        cloud.change(number, free_bytes=1_000_000 * number)
+        cloud.change(number, free_bytes=1_000_000 * number, look_rules=RULES)
+    made.disk = 100, 90
     made.one, made.two, made.three = numbers
     made.each = {number: Standbys(cloud.stores[number], made.glance, cloud.homes[number],
-                                  cloud.members[number], needs, cloud.clock, lambda: made.now)
+                                  cloud.members[number], needs, cloud.clock, lambda: made.now,
+                                  lambda: tuple(part * 1_000_000 for part in made.disk))
                  for number in numbers}
     for number in numbers:
         cloud.stores[number].files._clock = lambda: made.now
@@ -67,7 +70,7 @@ def world(cloud, numbers):
 
     def copies():
         return {node.node_id: node for node in
-                cloud.stores[made.two].files.standbys().get(IMAGE, [])}
+                cloud.stores[made.two].files.standbys().get(IMAGE, []) if node.is_whole}
 
     made.look, made.copies = look, copies
     name = cloud.stores[made.one].begin_file(IMAGE, FileKind.BASE, '.img')
@@ -80,28 +83,47 @@ def world(cloud, numbers):
     return made
 
 
-def node(number, free=100, state=NodeState.UP, wish=None):
-    return Node(NodeRecord(number, str(number), 1, free_bytes=free, wish=wish), state, 0.0)
+def node(number, free=100, state=NodeState.UP, wish=None, rules=RULES):
+    return Node(NodeRecord(number, str(number), 1, free_bytes=free, wish=wish, look_rules=rules),
+                state, 0.0)
+
+
+LARGE = Manifest(IMAGE, made=Made(base_path='x', base_hash=HASH, stored_bytes=50,
+                                  look_rules=RULES))
 
 
 @pytest.mark.parametrize(('nodes', 'number'), [
     ([node(1), node(2), node(3, 200)], 3), ([node(1, 900), node(2), node(3)], 2),
     ([node(1), node(2, 99)], None), ([node(1)], None), ([], None),
     ([node(1), node(2), node(3, 200, NodeState.AWAY)], 2),
-    ([node(1), node(2), node(3, 200, wish=NodeWish.DRAINED)], 2)], ids=str)
+    ([node(1), node(2), node(3, 200, wish=NodeWish.DRAINED)], 2),
+    ([node(1), node(2), node(3, 200, rules=RULES - 1)], 2)], ids=str)
 def test_the_node_with_most_room_has_it(nodes, number):
-    assert chosen(nodes, 1, 50) == number
+    assert chosen(nodes, 1, LARGE) == number
 
 
 @pytest.mark.parametrize(('nodes', 'number'), [
     ([node(2), node(3)], 2), ([node(2, state=NodeState.AWAY), node(3)], 3), ([node(4)], None),
-    ([node(2, wish=NodeWish.FORGOTTEN)], None)], ids=str)
-def test_of_two_copies_the_first_node_s_counts_that_works(world, nodes, number):
-    record = world.cloud.stores[world.one].load(IMAGE)
+    ([node(2, wish=NodeWish.FORGOTTEN)], None), ([node(2, rules=RULES - 1), node(3)], 3),
+    ([node(1), node(5)], None)], ids=str)
+def test_of_two_copies_the_first_node_s_counts_that_works(nodes, number):
     name = f'standby-x{standby_suffix(HASH)}'
-    copies = [Standby(2, name, 0.0), Standby(3, name, 0.0),
-              Standby(4, f'standby-x{standby_suffix("sha512:00")}', 0.0)]
-    assert keeper(copies, record, nodes) == number
+    copies = [Standby(1, name, 0.0), Standby(2, name, 0.0), Standby(3, name, 0.0),
+              Standby(4, f'standby-x{standby_suffix("sha512:00")}', 0.0),
+              Standby(5, name, 0.0, is_whole=False)]
+    assert keeper(copies, LARGE, 1, nodes) == number
+
+
+@pytest.mark.parametrize(('nodes', 'missing'), [
+    ([node(2)], False), ([node(2, state=NodeState.AWAY)], False),
+    ([node(2, state=NodeState.OUT)], True), ([node(2, wish=NodeWish.DRAINED)], True),
+    ([node(1), node(4)], True), ([node(5)], False)], ids=str)
+def test_a_copy_that_comes_back_or_is_being_made_is_not_missing(nodes, missing):
+    name = f'standby-x{standby_suffix(HASH)}'
+    copies = [Standby(1, name, 0.0), Standby(2, name, 0.0),
+              Standby(4, f'standby-x{standby_suffix("sha512:00")}', 0.0),
+              Standby(5, name, 0.0, is_whole=False)]
+    assert is_missing(copies, LARGE, 1, nodes) is missing
 
 
 def test_a_base_that_is_needed_for_long_is_copied_by_one_node(world):
@@ -145,9 +167,10 @@ def test_what_all_nodes_read_is_not_copied(world):
     lambda world: world.cloud.stores[world.one].change(
         IMAGE, lambda known: known.wishing(availability=Availability.DEACTIVATED)),
     lambda world: [world.cloud.change(number, free_bytes=len(CONTENT)) for number in world.each],
+    lambda world: setattr(world, 'disk', (100, 25)),
     lambda world: world.cloud.members[world.three].forget_clocks()],
     ids=['nobody needs it', 'it is gone', 'it is another one', 'it is not given out', 'no room',
-         'this node judges nobody'])
+         'a full disk', 'this node judges nobody'])
 def test_what_cannot_or_need_not_be_copied_is_not(world, change):
     world.look()
     world.cloud.pass_by(NEEDED)
@@ -251,6 +274,8 @@ def test_a_copy_that_is_of_no_use_is_removed(copied, change):
     change(copied)
     copied.glance.contents.clear()
     copied.look()
+    # As each node's upkeep does.
+    copied.cloud.stores[copied.three].remove_retired()
     assert copied.copies() == {} and not os.path.exists(copied.copy_path)
 
 
@@ -262,12 +287,212 @@ def test_a_copy_stays_for_a_day_when_no_host_needs_it(copied):
     assert copied.copies() == {} and not os.path.exists(copied.copy_path)
 
 
-def test_of_two_copies_the_second_is_removed(copied):
-    store = copied.cloud.stores[copied.two]
+def another_copy(copied, number, content=CONTENT):
+    store = copied.cloud.stores[number]
     name = store.begin_file(IMAGE, FileKind.STANDBY, standby_suffix(HASH))
+    Path(store.path(IMAGE, name)).write_bytes(content)
     store.files.change(IMAGE, ready=[name])
+    return name
+
+
+def test_of_two_copies_the_second_is_removed_when_that_was_seen_twice(copied):
+    another_copy(copied, copied.two)
+    copied.look()
+    assert sorted(copied.copies()) == [copied.two, copied.three]
     copied.look()
     assert list(copied.copies()) == [copied.two] and not os.path.exists(copied.copy_path)
+
+
+def test_the_copy_of_a_node_that_seems_to_work_makes_no_other_one_needless(copied):
+    another_copy(copied, copied.two)
+    for _minute in range(11):
+        copied.look(60, copied.two)
+    assert os.path.exists(copied.copy_path)
+    copied.cloud.members[copied.three].forget_clocks()
+    copied.each[copied.three].once()
+    copied.cloud.look()
+    copied.each[copied.three].once()
+    copied.look(60, copied.two)
+    assert os.path.exists(copied.copy_path)
+
+
+def test_a_copy_that_the_home_has_left_makes_no_other_one_needless(copied):
+    name = another_copy(copied, copied.one)
+    for _look in range(3):
+        copied.look()
+    assert list(copied.copies()) == [copied.three] and copied.each[copied.one].missing == 0
+    assert name not in copied.cloud.files()
+
+
+def test_a_copy_that_is_being_made_is_not_made_again(world):
+    other = world.each[world.two]
+    get = world.glance.download
+
+    def download(image_id):
+        # By now this node has less room than the other one.
+        world.cloud.change(world.three, free_bytes=world.cloud.rows[world.two].free_bytes - 1)
+        other.once()
+        yield from get(image_id)
+
+    world.look()
+    world.glance.download = download
+    world.look(NEEDED)
+    assert list(world.copies()) == [world.three] and world.glance.downloads == 1
+
+
+def test_copies_leave_room_on_the_disk(world):
+    for image in MANY:
+        name = world.cloud.stores[world.one].begin_file(image, FileKind.BASE, '.img')
+        path = world.cloud.stores[world.one].path(image, name)
+        Path(path).write_bytes(CONTENT)
+        world.cloud.put(world.one, image, base_path=path, base_hash=HASH, look_rules=RULES,
+                        stored_bytes=len(CONTENT), base_file=savefile.signature(path))
+        world.glance.contents[image] = CONTENT
+    world.needed |= set(MANY)
+    get = world.glance.download
+
+    def download(image_id):
+        yield from get(image_id)
+        world.disk = world.disk[0], world.disk[1] - 10
+
+    world.glance.download = download
+    world.look()
+    world.look(NEEDED)
+    assert world.glance.downloads == 7, 'a fourth stays free'
+    world.disk = 100, 12
+    for left in range(6, 3, -1):
+        world.look()
+        assert len(world.cloud.stores[world.two].files.standbys()) == left
+
+
+def test_a_copy_that_cannot_be_noted_is_removed(world, monkeypatch):
+    files = world.cloud.stores[world.three].files
+
+    def away(*_arguments, **_named):
+        raise DatabaseAway('it does not answer')
+
+    world.look()
+    world.now += NEEDED
+    world.cloud.pass_by(NEEDED)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, 'change', away)
+        with pytest.raises(DatabaseAway):
+            world.each[world.three].once()
+    assert world.cloud.on_disk(world.three) == []
+    assert not any(name.startswith('standby') for name in world.cloud.files())
+    world.look(AGAIN)
+    assert list(world.copies()) == [world.three]
+
+
+# While another thread of the node, or another node, does something.
+
+def test_a_copy_that_was_claimed_meanwhile_is_not_given_up(copied, monkeypatch):
+    cloud, three = copied.cloud, copied.three
+    copied.look(25, copied.one)
+    standbys = cloud.stores[three].files.standbys
+
+    def claimed(*arguments):
+        found = standbys(*arguments)
+        if not arguments:
+            assert cloud.homes[three].route(IMAGE) is None, 'a host asks'
+        return found
+
+    monkeypatch.setattr(cloud.stores[three].files, 'standbys', claimed)
+    copied.each[three].once()
+    assert cloud.stores[three].load(IMAGE).made.base_path == copied.copy_path
+    assert os.path.exists(copied.copy_path) and cloud.files()[copied.copy.name] == (three, 'ready')
+
+
+def test_a_copy_is_no_base_of_a_content_that_came_meanwhile(copied, monkeypatch):
+    cloud, three = copied.cloud, copied.three
+    copied.look(25, copied.one)
+    store = cloud.stores[three]
+    standbys = store.files.standbys
+
+    def changed(*arguments):
+        found = standbys(*arguments)
+        cloud.stores[copied.one].change(
+            IMAGE, lambda known: known.making(base_hash='sha512:ffff'))
+        store.refresh()
+        return found
+
+    monkeypatch.setattr(store.files, 'standbys', changed)
+    assert cloud.homes[three].take_over(IMAGE, copied.one)
+    made = store.load(IMAGE).made
+    assert (made.base_hash, made.base_path, made.base_file) == ('sha512:ffff', '', None)
+
+
+def test_a_copy_that_was_given_up_meanwhile_is_no_base(copied, monkeypatch):
+    cloud, three = copied.cloud, copied.three
+    copied.look(25, copied.one)
+    store = cloud.stores[three]
+    claim = store.claim
+
+    def late(*arguments):
+        store.files.give_up(IMAGE, copied.copy.name)
+        return claim(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, 'claim', late)
+        with pytest.raises(NodeAway):
+            cloud.homes[three].route(IMAGE)
+    store.refresh()
+    assert store.home(IMAGE) == copied.one
+    assert cloud.homes[three].route(IMAGE) is None
+    assert store.load(IMAGE).made.base_path == ''
+
+
+@pytest.mark.parametrize('left', [b'evil', None])
+def test_a_copy_that_is_not_whole_any_more_is_no_base_and_made_again(copied, left):
+    path = Path(copied.copy_path)
+    path.unlink() if left is None else path.write_bytes(left)
+    for _look in range(2):
+        copied.look(5)
+    assert list(copied.copies()) == [copied.three], 'another one'
+    assert not path.exists()
+    again = Path(copied.cloud.stores[copied.three].path(
+        IMAGE, copied.copies()[copied.three].name))
+    assert again.read_bytes() == CONTENT
+    again.write_bytes(b'evil')
+    copied.look(25, copied.one, copied.three)
+    assert copied.cloud.homes[copied.three].take_over(IMAGE, copied.one)
+    assert copied.cloud.stores[copied.three].load(IMAGE).made.base_path == ''
+
+
+def test_a_node_with_older_rules_takes_nothing_over_and_keeps_nobody_from_that(copied):
+    cloud = copied.cloud
+    cloud.stores[copied.one].change(IMAGE, lambda known: known.making(look_rules=RULES + 1))
+    cloud.change(copied.two, look_rules=RULES + 1)
+    copied.look(25, copied.one)
+    with pytest.raises(NodeAway):
+        cloud.homes[copied.two].route(IMAGE)  # Whose code here has older rules, too.
+    assert cloud.homes[copied.two]._keeper(IMAGE, copied.one) == 0
+
+
+def test_the_last_copy_stays_while_hosts_need_it(copied):
+    cloud = copied.cloud
+    copied.look(25, copied.one, copied.three)
+    copied.glance.contents.clear()
+    assert cloud.homes[copied.two].route(IMAGE) is None
+    cloud.stores[copied.two].change(IMAGE, policy.deleted)
+    copied.now += DAY
+    copied.look(5, copied.one)
+    assert os.path.exists(copied.copy_path)
+    copied.needed.clear()
+    copied.look()
+    assert not os.path.exists(copied.copy_path)
+
+
+def test_a_copy_becomes_the_base_where_the_home_has_lost_it(copied):
+    cloud = copied.cloud
+    copied.look(25, copied.one, copied.three)
+    assert cloud.homes[copied.two].route(IMAGE) is None
+    assert cloud.stores[copied.two].load(IMAGE).standing is Standing.WANTED
+    copied.look(5, copied.one)
+    assert os.path.exists(copied.copy_path)
+    copied.look(25, copied.one, copied.two)
+    assert cloud.homes[copied.three].route(IMAGE) is None
+    assert cloud.stores[copied.three].load(IMAGE).made.base_path == copied.copy_path
 
 
 def test_while_the_database_is_away_nothing_is_done(copied, monkeypatch):

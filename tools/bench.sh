@@ -7,7 +7,7 @@
 #   tools/bench.sh exchange [--quick]     a cache image to many hosts at once, given by each other, and copied
 #   tools/bench.sh snapshots [--quick]    servers' snapshots on Ceph and on files, boots from one, and many resumed, ours and stock's: bytes, time
 #   tools/bench.sh service [--quick]      the storage service's RPC: CPU of a call, rate, hosts' reports, storms, many images at once
-#   tools/bench.sh clusters [--boots N], weigher [--hosts N], cluster [--quick] [--exchanged]
+#   tools/bench.sh clusters [--boots N], weigher [--hosts N], cluster [--quick] [--exchanged | --arrivals FILE]
 set -euo pipefail
 # shellcheck source=tools/common.sh
 . "$(dirname "$0")/common.sh"

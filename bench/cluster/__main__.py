@@ -9,8 +9,21 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from bench.cluster import calibration, exchange, exchangereport, replayed, report, runs, sweeps
+from bench.cluster import (
+    arrivals,
+    arrivalsreport,
+    arrivalsweeps,
+    calibration,
+    exchange,
+    exchangereport,
+    replayed,
+    report,
+    runs,
+    sweeps,
+)
+from bench.cluster.arrivals import ArrivalsError
 from bench.cluster.scheduling import Hardware
 from bench.cluster.storage import Node
 from bench.cluster.workload import FLAVORS
@@ -27,17 +40,22 @@ def main() -> int:
     parser.add_argument('--doc', type=Path, help='write plots and tables for the documents here')
     parser.add_argument('--exchanged', action='store_true', help='of the runs, tables and plots'
                         ' only those of servers that wait while other hosts give cache images')
+    parser.add_argument('--arrivals', type=Path, metavar='FILE', help='of the runs and tables only'
+                        ' those that arrivals of a real cloud drive: a file of them, with those of'
+                        ' lives and of bins beside it')
     parser.add_argument('--constants', type=Path, metavar='REPORT', help='take what a machine took'
                         ' from an earlier report: this one is busy with other work')
     options = parser.parse_args()
-    scale = sweeps.QUICK if options.quick else sweeps.FULL
+    try:
+        plan = _plan(options)
+    except ArrivalsError as error:
+        parser.error(str(error))
     if options.constants:
         constants = json.loads(options.constants.read_text())['constants']
     else:
         constants = calibration.describe(calibration.measure(options.image), options.image)
     measured = calibration.taken_from(constants)
-    plan = sweeps.plan_exchanged if options.exchanged else sweeps.plan
-    tasks = [(run, measured, options.seed) for run in plan(scale)]
+    tasks = [(run, measured, options.seed) for run in plan]
     began = time.monotonic()
     rows = []
     # The longest ones first, so that no core waits for one at the end.
@@ -49,8 +67,10 @@ def main() -> int:
             print(f'{number:3d}/{len(tasks)} {row["sweep"]} {row["value"]:g}, {row["policy"]}:'
                   f' hit rate {row["hit_rate"]:.3f}, {row["seconds_to_run"]:.0f} s',
                   file=sys.stderr)
-        pushes = [] if options.exchanged else list(workers.map(exchange.push, [
+        pushes = [] if options.exchanged or options.arrivals else list(workers.map(exchange.push, [
             (push, options.seed) for push in exchange.plan(options.quick)]))
+    if options.arrivals:
+        return _finish_arrivals(options, constants, rows, time.monotonic() - began)
     compared, exchanged = replayed.compare(), exchange.compare(options.seed)
     document = {
         'constants': constants,
@@ -77,6 +97,28 @@ def main() -> int:
             exchangereport.write(pushes, exchanged, directory)
         exchangereport.write_boots(rows, directory)
     print(f'{options.report}: {len(rows)} runs in {document["seconds"]} s')
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> list[sweeps.Run]:
+    if options.arrivals:
+        return list(arrivalsweeps.plan(
+            arrivals.read(options.arrivals), options.arrivals,
+            arrivalsweeps.QUICK if options.quick else arrivalsweeps.FULL))
+    plan = sweeps.plan_exchanged if options.exchanged else sweeps.plan
+    return list(plan(sweeps.QUICK if options.quick else sweeps.FULL))
+
+
+def _finish_arrivals(options: argparse.Namespace, constants: dict[str, Any],
+                     rows: list[dict[str, Any]], seconds: float) -> int:
+    """Write the report of the runs that arrivals of a real cloud drive, and their tables."""
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(json.dumps({
+        'constants': constants, 'arrivals': options.arrivals.name, 'seed': options.seed,
+        'seconds': round(seconds, 1), 'runs': rows}, indent=1) + '\n')
+    for directory in filter(None, (options.report.parent, options.doc)):
+        arrivalsreport.write(rows, directory)
+    print(f'{options.report}: {len(rows)} runs in {seconds:.1f} s')
     return 0
 
 

@@ -9,6 +9,7 @@ from bench.cluster import calibration
 from bench.cluster.calibration import Measured
 from bench.cluster.exchanging import Exchange, OnDemand
 from bench.cluster.hosts import Host
+from bench.cluster.nodes import Nodes, homes_of
 from bench.cluster.storage import Arriving, StorageNode
 from bootcache.exchange import patience
 from bootcache.exchange.client import Exchanged
@@ -16,6 +17,7 @@ from bootcache.tier import Medium
 from nova_bootcache.gateway import arrivingimage
 
 SIZE = int(calibration.CACHE_BYTES.value)
+AGAIN_SECONDS = 10          # after a cold boot, until the host asks for a cache image
 
 
 class Bringing:
@@ -25,11 +27,11 @@ class Bringing:
     :param pace: seconds a byte of a guest that reads what is there.
     """
 
-    def __init__(self, env: simpy.Environment, measured: Measured, storage: StorageNode,
+    def __init__(self, env: simpy.Environment, measured: Measured, storage: StorageNode | Nodes,
                  exchange: Exchange, pace: float):
         self._env = env
         self._measured = measured
-        self._storage = storage
+        self._storage = homes_of(storage)
         self._exchange = exchange
         self._pace = pace
 
@@ -42,7 +44,7 @@ class Bringing:
         self._begin(host, image, medium, SIZE)
         others = self._exchange.ask(host, image)
         if others is None:
-            yield self._storage.send(host.link, SIZE, _file(image, source))
+            yield self._storage.deliver(host.link, SIZE, image, _file(image, source))
             yield from self._end(host, image, medium, None)
         else:
             yield from self._from_others(host, image, medium, source, others)
@@ -66,10 +68,17 @@ class Bringing:
                 patience.servers_wait(since, self._env.now) if is_awaited else 0.0))
             return begun
         self._end_wait(host, image)
-        arriving = self._storage.arrive(host.link, SIZE, _file(image, source))
+        yield from self._storage.home(image)
+        arriving = self._storage.arrive(host.link, SIZE, image, _file(image, source))
+        ended = self._storage.or_lost(arriving.done, image)
 
         def land() -> Generator[Any, Any, None]:
-            yield arriving.done
+            yield ended
+            if not arriving.done.triggered:
+                # Its servers read from the base first.
+                yield from self._storage.cached(image)
+                yield self._env.timeout(AGAIN_SECONDS)
+                yield self._storage.deliver(host.link, SIZE, image, ('cache', image))
             yield from self._end(host, image, medium, others)
 
         self._env.process(land())
@@ -88,7 +97,7 @@ class Bringing:
         host.tiers[medium].held[image] = room, self._env.now
         host.arriving[image] = self._env.event()
         host.dirty = True
-        self._storage.fetching[image] += 1
+        self._storage.of(image).fetching[image] += 1
 
     def _end(self, host: Host, image: int, medium: Medium,
              others: Exchanged | None) -> Generator[Any, Any, None]:
@@ -96,7 +105,7 @@ class Bringing:
 
         :param others: from whom it could be had; None if it is not exchanged.
         """
-        self._storage.fetching[image] -= 1
+        self._storage.of(image).fetching[image] -= 1
         yield self._env.timeout(SIZE / self._measured.hash_rate)
         # Its tables are gone, if it had any, and what came apart.
         host.tiers[medium].held[image] = SIZE, host.tiers[medium].held[image][1]
@@ -131,8 +140,8 @@ class Bringing:
         come = self._env.process(self._from_others(host, image, medium, source, others))
         yield come | self._env.timeout(seconds)
         if not come.triggered:
-            begun.succeed(OnDemand(self._env, self._storage, host, here, _file(image, source),
-                                   self._pace))
+            begun.succeed(OnDemand(self._env, self._storage.at(image), host, here,
+                                   _file(image, source), self._pace))
             self._end_wait(host, image, in_vain=True)
         yield come
         if not begun.triggered:

@@ -6,18 +6,17 @@ from typing import Any
 import simpy
 
 from bench.cluster import calibration
-from bench.cluster.bringing import SIZE, Bringing
+from bench.cluster.bringing import AGAIN_SECONDS, SIZE, Bringing
 from bench.cluster.calibration import Measured
 from bench.cluster.exchanging import Exchange
 from bench.cluster.hosts import Cluster, Host
 from bench.cluster.learning import Learning
+from bench.cluster.nodes import Nodes, homes_of
 from bench.cluster.storage import StorageNode
 from bootcache.tier import Medium
 from nova_bootcache.asking import placement
 from nova_bootcache.asking.placement import HeldHere, Offer, PlanStep, Storage, TierRoom
 from nova_bootcache.gateway import arrivingimage
-
-_AGAIN_SECONDS = 10         # after a cold boot, until the host asks for a cache image
 
 # What a guest waits for while it boots; it gives the seconds.
 Reading = Generator[Any, Any, float]
@@ -37,10 +36,10 @@ class Chains:
     """
 
     def __init__(self, env: simpy.Environment, cluster: Cluster, measured: Measured,
-                 storage: StorageNode, caches: bool):
+                 storage: StorageNode | Nodes, caches: bool):
         self._env = env
         self._cluster = cluster
-        self._storage = storage
+        self._storage = homes_of(storage)
         self._caches = caches
         self._learning = Learning(env, caches and cluster.new_images)
         self.exchange = Exchange(env, cluster, storage)
@@ -51,13 +50,14 @@ class Chains:
         if image in host.arriving and image not in host.coming:
             # Its name is taken until it is fetched.
             yield host.arriving[image]
+        yield from self._storage.home(image)
         storage = self._ask(image, host)
         there = host.medium(image)
         plan = placement.plan(self._facts(host, image, storage), storage)
         coming, is_watched = host.coming.get(image), False
         for step in plan:
             if step is PlanStep.PROMOTE:
-                self._storage.promote(image)
+                self._storage.of(image).promote(image)
             elif step is PlanStep.USE_LOCAL and there is not None:
                 host.tiers[there].held[image] = host.tiers[there].held[image][0], self._env.now
                 host.dirty = True
@@ -71,7 +71,7 @@ class Chains:
                 yield from self._bringing.wait(host, image)
             elif step is PlanStep.WATCH:
                 is_watched = self._watch(host, image)
-        reading = _nothing() if coming is None else self._read_along(coming)
+        reading = _nothing() if coming is None else self._read_along(host, image, coming)
         if host.medium(image) is None:
             if storage.offer is Offer.COLD and self._caches:
                 self._env.process(self._fetch_later(host, image))
@@ -85,8 +85,9 @@ class Chains:
 
         :param host: of the server that asks; None if it is none.
         """
-        offer = self._storage.ask(image) if self._caches else Offer.COLD
-        return Storage(offer, self._storage.medium(image), self._storage.has_memory,
+        node = self._storage.of(image)
+        offer = node.ask(image) if self._caches else Offer.COLD
+        return Storage(offer, node.medium(image), node.has_memory,
                        host is not None and self._learning.asks(image, host.number),
                        # Who is not offered it is not told of it.
                        host is not None and offer is Offer.CACHE
@@ -126,37 +127,53 @@ class Chains:
 
     def _fetch_later(self, host: Host, image: int) -> Generator[Any, Any, None]:
         """After a cold boot: the host fetches the cache image once it is built again."""
-        built = self._storage.built(image)
+        built = self._storage.of(image).built(image)
         if built is None:
             return
         yield built
-        yield self._env.timeout(_AGAIN_SECONDS)
+        yield self._env.timeout(AGAIN_SECONDS)
+        yield from self._storage.home(image)
         if not host.has(image) and image not in host.arriving:
             storage = self._ask(image)
             for step in placement.plan_warming(self._facts(host, image, storage), storage):
                 if step is PlanStep.PROMOTE:
-                    self._storage.promote(image)
+                    self._storage.of(image).promote(image)
                 elif step in placement.FETCH:
                     yield from self._bringing.fetch(host, image, placement.FETCH[step],
                                                storage.medium)
 
     # What guests read.
 
-    def _read_along(self, begun: Any) -> Reading:
+    def _read_along(self, host: Host, image: int, begun: Any) -> Reading:
         """Read from a cache image on its way: a guest's own bytes, which come out of turn if need
         be, at its own pace, while the rest of the file comes as well.
         """
         began = self._env.now
         arriving = yield begun
         waited = self._env.now - began
-        behind: float = yield from arriving.read_along(calibration.BOOT_BYTES.value)
-        return waited + behind
+        size = calibration.BOOT_BYTES.value
+        if arriving.lost is None:
+            behind: float = yield from arriving.read_along(size)
+            return waited + behind
+        began = self._env.now
+        read: Any = self._env.process(arriving.read_along(size))
+        yield read | arriving.lost
+        if read.triggered:
+            return waited + float(read.value)
+        # What has come is read meanwhile; the rest comes from the base at the image's new home.
+        come = min(size, arriving.come())
+        if come < size:
+            yield from self._storage.home(image)
+            yield from self._read_base(host, image, size - come)
+        return waited + max(0.0, self._env.now - began - self._cluster.pace * come)
 
-    def _read_base(self, host: Host, image: int) -> Reading:
+    def _read_base(self, host: Host, image: int,
+                   size: float = calibration.BOOT_BYTES.value) -> Reading:
         """Read from the base: each read waits for its answer, and all of them share the link."""
         began = self._env.now
-        yield self._storage.send(host.link, calibration.BOOT_BYTES.value, ('part', image))
-        yield self._env.timeout(calibration.BOOT_REQUESTS.value * self._storage.node.round_trip)
+        yield self._storage.deliver(host.link, size, image, ('part', image))
+        yield self._env.timeout(calibration.BOOT_REQUESTS.value * size
+                                / calibration.BOOT_BYTES.value * self._storage.node.round_trip)
         return self._env.now - began
 
     # Boots that are watched.

@@ -13,6 +13,7 @@ from oslo_config import cfg
 
 from bench.cluster import calibration, exchange
 from bench.cluster.hosts import Cluster, Host
+from bench.cluster.nodes import Home, Nodes, homes_of
 from bench.cluster.storage import StorageNode
 from bootcache import conf as bootcache_conf
 from bootcache.exchange.client import Exchanged
@@ -41,6 +42,7 @@ class _Copy:
     :ivar all_asked: the event of its wanting no more.
     :ivar here: the event of its having all of them.
     :ivar comes_apart: whether it gets them by exchange.
+    :ivar others: from whom, beside the storage node.
     """
 
     def __init__(self, env: simpy.Environment, host: Host, parts: int):
@@ -53,12 +55,19 @@ class _Copy:
         self.parts: set[int] = set()
         self.news, self.all_asked, self.here = env.event(), env.event(), env.event()
         self.comes_apart = False
+        self.others: list[_Copy] = []
 
     def ask(self, part: int) -> None:
         """Note that somebody is asked for a part."""
         del self.wanted[part]
         if not self.wanted:
             self.all_asked.succeed()
+
+    def miss(self, part: int) -> None:
+        """Note that a part does not come from whom it was asked."""
+        self.wanted[part] = None
+        if self.all_asked.triggered:
+            self.all_asked = self._env.event()
 
     def got(self, part: int) -> None:
         """Note that a part has come: it is given on when others can have asked for it."""
@@ -81,11 +90,12 @@ class Exchange:
     :ivar waits: of each server that waited: the seconds, and whether it was in vain.
     """
 
-    def __init__(self, env: simpy.Environment, cluster: Cluster, storage: StorageNode):
+    def __init__(self, env: simpy.Environment, cluster: Cluster,
+                 storage: StorageNode | Nodes):
         self._env = env
         self.is_on = cluster.exchange
         self._parts = cluster.exchange_parts
-        self._storage = storage
+        self._storage = homes_of(storage)
         self._lines = Lines(_linger(), _STORAGE, lambda: env.now)
         # By image and host.
         self._copies: dict[tuple[int, str], _Copy] = {}
@@ -118,13 +128,15 @@ class Exchange:
         own.comes_apart = True
         for name, number in others.peers:
             if (name, number) == _STORAGE:
-                self._env.process(self._get(own, None, what))
+                self._env.process(self._get_from_storage(own, image, what))
                 continue
             other = self._copies[image, name]
-            self._env.process(self._get(own, other, what))
+            own.others.append(other)
+            self._env.process(self._get(own, other))
             if other.comes_apart:
                 # They are connected, and give to each other.
-                self._env.process(self._get(other, own, what))
+                other.others.append(own)
+                self._env.process(self._get(other, own))
         yield own.here
 
     def has_come(self, host: Host, image: int) -> None:
@@ -132,24 +144,38 @@ class Exchange:
         self._copies[image, str(host.number)].give(range(self._parts))
         self._lines.has_come(str(image), str(host.number), True)
 
-    def _get(self, own: _Copy, other: _Copy | None,
-             what: tuple[str, int] | None) -> Generator[Any, Any, None]:
-        """Get parts from one that has them, one after the other, while any are wanted.
-
-        :param other: None for the storage node, which has all of them.
-        """
+    def _get(self, own: _Copy, other: _Copy) -> Generator[Any, Any, None]:
+        """Get parts from one that has them, one after the other, while any are wanted."""
         size = calibration.CACHE_BYTES.value / self._parts
         while own.wanted:
-            part = next((part for part in own.wanted if other is None or part in other.parts), None)
+            part = next((part for part in own.wanted if part in other.parts), None)
             if part is None:
-                assert other is not None
                 yield other.news | own.all_asked
                 continue
             own.ask(part)
-            sent = self._storage.send(own.host.link, size, what) if other is None else \
-                own.host.link.transfer(size) & other.host.giving.transfer(size)
+            sent = own.host.link.transfer(size) & other.host.giving.transfer(size)
             yield sent & own.host.getting.transfer(size)
             own.got(part)
+
+    def _get_from_storage(self, own: _Copy, image: int,
+                          what: tuple[str, int] | None) -> Generator[Any, Any, None]:
+        """Get parts from the storage node, which has all of them, likewise; if it is lost, from
+        other hosts, and from the image's new home when that has a cache image."""
+        size = calibration.CACHE_BYTES.value / self._parts
+        yield from self._storage.home(image)
+        while own.wanted:
+            part = next(iter(own.wanted))
+            own.ask(part)
+            sent = self._storage.of(image).send(own.host.link, size, what) \
+                & own.host.getting.transfer(size)
+            yield self._storage.or_lost(sent, image)
+            if sent.triggered:
+                own.got(part)
+                continue
+            own.miss(part)
+            for other in own.others:
+                self._env.process(self._get(own, other))
+            yield from self._storage.cached(image)
 
 
 class OnDemand:
@@ -160,7 +186,9 @@ class OnDemand:
     :param pace: seconds a byte of a guest that reads what is there.
     """
 
-    def __init__(self, env: simpy.Environment, storage: StorageNode, host: Host, done: Any,
+    lost = None
+
+    def __init__(self, env: simpy.Environment, storage: StorageNode | Home, host: Host, done: Any,
                  what: tuple[str, int] | None, pace: float = 0.0):
         self._env = env
         self._storage = storage

@@ -25,6 +25,7 @@ class Cluster:
     :ivar memory_quota: bytes of compute memory; 0 for none.
     :ivar candidates: Placement's limit, ``[scheduler]max_placement_results``.
     :ivar settle: whether servers settle.
+    :ivar settle_delay: seconds that a server runs before it settles, ``[bootcache]settle_delay``.
     :ivar settle_rate: bytes a second, ``[bootcache]settle_bandwidth``.
     :ivar base_age: seconds after which an unused base goes, Nova's
         ``remove_unused_original_minimum_age_seconds``.
@@ -36,6 +37,10 @@ class Cluster:
     :ivar exchange_parts: in which these come, a power of two. The more of them, the nearer to the
         file's pieces, and the longer it takes to compute.
     :ivar guest_seconds: that a guest's boot takes where all its data is on the host.
+    :ivar homes: whether each image has one of the storage nodes as its home; else these are taken
+        as one that is as many times as large.
+    :ivar lost_after: seconds after the largest batch of real arrivals until the home of its image
+        is lost; None if no node is lost.
     """
 
     hosts: int
@@ -47,6 +52,7 @@ class Cluster:
     memory_quota: int = 0
     candidates: int = 1000
     settle: bool = True
+    settle_delay: float = 60.0
     settle_rate: float = 50 << 20
     base_age: float = 86400.0
     store_quota: int = 512 << 20
@@ -54,6 +60,8 @@ class Cluster:
     exchange: bool = False
     exchange_parts: int = 128
     guest_seconds: float = calibration.BOOT_SECONDS.value / calibration.KVM_FASTER
+    homes: bool = False
+    lost_after: float | None = None
 
     @property
     def pace(self) -> float:

@@ -64,6 +64,10 @@ class Coming:
         self._first = one.got
         self.done = done
 
+    def come(self) -> float:
+        """Return how many of the bytes have come; infinite if all have."""
+        return math.inf if self.done.triggered else self._link.got(self._one) - self._first
+
     def read_along(self, size: float) -> Any:
         """Begin to read the first of the bytes; the event of the last of these having come.
 
@@ -81,6 +85,7 @@ class FairLink:
     :param capacity: bytes a second of all transfers together.
     :param each: bytes a second of one.
     :param pace: seconds that who reads along takes for a byte which is there.
+    :ivar bytes: of all transfers that have begun.
     """
 
     def __init__(self, env: simpy.Environment, capacity: float, each: float, pace: float = 0.0):
@@ -94,10 +99,30 @@ class FairLink:
         self._number = itertools.count()
         self._plan = 0
         self.bytes = 0.0
+        self._passed = 0.0
+        self._stopped = False
+
+    @property
+    def passed(self) -> float:
+        """Bytes that have passed until now."""
+        self._advance()
+        return self._passed
+
+    def stop(self) -> None:
+        """Let nothing pass any more: what is under way never ends."""
+        self._advance()
+        self._stopped = True
+
+    def got(self, one: _Class) -> float:
+        """Return what a transfer of a class has got until now since the beginning of time."""
+        self._advance()
+        return one.got
 
     def _rates(self) -> list[tuple[_Class, float]]:
         """Return the rate of one transfer of each class that has any: the most even ones."""
-        found = []
+        found: list[tuple[_Class, float]] = []
+        if self._stopped:
+            return found
         left, count = self._capacity, sum(len(one.flows) for one in self._classes.values())
         for bound in self._bounds:
             one = self._classes[bound]
@@ -113,6 +138,7 @@ class FairLink:
         if passed:
             for one, rate in self._rates():
                 one.got += rate * passed
+                self._passed += rate * passed * len(one.flows)
                 if one.readers:
                     one.note(self._env.now, self._env.now - self._pace * one.got)
             self._since = self._env.now

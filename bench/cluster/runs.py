@@ -2,6 +2,7 @@
 
 import collections
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -12,7 +13,10 @@ from bench.cluster.hosts import Cluster
 from bench.cluster.policies import Policy
 from bench.cluster.scheduling import memory_of_choices
 from bench.cluster.workload import Load
-from bench.cluster.world import World
+from bench.cluster.world import Boot, World
+
+# Of a run and the boots that are counted.
+Figures = Callable[[World, Sequence[Boot]], dict[str, Any]]
 
 # Of the boots in a run; before that the cluster is emptier than it will be.
 WARM_UP = 0.2
@@ -29,7 +33,7 @@ def load(hosts: int, images: int, boots: int, skew: float = 1.0, storm_size: int
 
 
 def run(cluster: Cluster, policy: Policy, measured: Measured, seed: int = 1,
-        warm_up: float = WARM_UP) -> dict[str, Any]:
+        warm_up: float = WARM_UP, figures: Figures | None = None) -> dict[str, Any]:
     """Run one policy; its figures.
 
     ``hit_rate`` is the share of boots whose data was whole on the host when the server asked, full
@@ -44,6 +48,7 @@ def run(cluster: Cluster, policy: Policy, measured: Measured, seed: int = 1,
     ``load_deviation`` the standard deviation of the servers on hosts over their mean.
 
     :param warm_up: the share of the boots that is not counted: the first ones.
+    :param figures: gives more figures.
     """
     began, used = time.monotonic(), time.process_time()
     environment = simpy.Environment()
@@ -84,7 +89,8 @@ def run(cluster: Cluster, policy: Policy, measured: Measured, seed: int = 1,
         'settled_bytes': round(world.storage.settled_bytes),
         'bases_per_host': round(sum(len(host.bases) for host in world.hosts) / cluster.hosts, 2),
         'spread': _spread(counted),
-        'load_deviation': round(float(counts.std() / max(counts.mean(), 1e-9)), 4)}
+        'load_deviation': round(float(counts.std() / max(counts.mean(), 1e-9)), 4),
+        **(figures(world, counted) if figures is not None else {})}
 
 
 def _spread(boots: list[Any]) -> float:

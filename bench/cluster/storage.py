@@ -29,7 +29,10 @@ class Node:
     :ivar page_cache: bytes of memory that keep what was read from the disk last. A node that serves
         no cache images has those of the memory tier for that, too.
     :ivar round_trip: seconds of a request from a host and back.
-    :ivar count: of such nodes; taken as one that is as many times as large.
+    :ivar settle_slots: hosts that get full bases from it at the same time, where images have homes:
+        ``[bootcache]settle_slots``. A node that stands for all of them has no such bound.
+    :ivar count: of such nodes; taken as one that is as many times as large, unless images have
+        homes.
     """
 
     link: float = 10e9 / 8
@@ -38,7 +41,12 @@ class Node:
     disk_quota: int = 100 << 30
     page_cache: int = 4 << 30
     round_trip: float = 0.0002
+    settle_slots: int = 4
     count: int = 1
+
+    def alone(self) -> 'Node':
+        """Return one of them."""
+        return dataclasses.replace(self, count=1)
 
 
 def nodes_for(hosts: int) -> Node:
@@ -64,11 +72,17 @@ class Arriving:
 
     :param ways: the links and disks that it passes.
     :ivar done: the event of its end.
+    :ivar lost: the event of the loss of the node that sends it; None if that is not lost.
     """
 
     def __init__(self, env: simpy.Environment, ways: Sequence[Coming]):
         self._ways = ways
         self.done = env.all_of([way.done for way in ways])
+        self.lost: Any = None
+
+    def come(self) -> float:
+        """Return how many of its bytes have come; infinite if all have."""
+        return min((way.come() for way in self._ways), default=math.inf)
 
     def read_along(self, size: float) -> Generator[Any, Any, float]:
         """Read its first bytes from now on, until they have come.
@@ -93,6 +107,7 @@ class StorageNode:
     :ivar settled_bytes: sent to hosts that settle servers.
     :ivar disk_bytes: read from the disks for all of that.
     :ivar fetching: hosts that fetch an image's cache image.
+    :ivar lost: the event of its loss.
     """
 
     def __init__(self, env: simpy.Environment, node: Node, host_link: float, hash_rate: float,
@@ -115,6 +130,18 @@ class StorageNode:
         self.bytes = 0.0
         self.settled_bytes = 0.0
         self.fetching: collections.Counter[int] = collections.Counter()
+        self.lost = env.event()
+
+    def stop(self) -> None:
+        """Lose it: what it sends and reads stands still."""
+        self._link.stop()
+        self._spindle.stop()
+        self.lost.succeed()
+
+    @property
+    def passed(self) -> float:
+        """Bytes that its link has passed on until now."""
+        return self._link.passed
 
     @property
     def disk_bytes(self) -> float:

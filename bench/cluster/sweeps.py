@@ -71,6 +71,7 @@ class Run:
     :ivar sweep: what it belongs to.
     :ivar value: what is varied in it, in the sweep's own unit.
     :ivar warm_up: the share of its boots that is not counted: the first ones.
+    :ivar figures: gives more figures of the run.
     """
 
     sweep: str
@@ -78,6 +79,7 @@ class Run:
     cluster: Cluster
     policy: Policy
     warm_up: float = runs.WARM_UP
+    figures: runs.Figures | None = None
 
 
 def plan(scale: Scale) -> Iterator[Run]:
@@ -171,4 +173,4 @@ def one(task: tuple[Run, Measured, int]) -> dict[str, Any]:
     run, measured, seed = task
     objects.register_all()
     return {'sweep': run.sweep, 'value': run.value,
-            **runs.run(run.cluster, run.policy, measured, seed, run.warm_up)}
+            **runs.run(run.cluster, run.policy, measured, seed, run.warm_up, run.figures)}

@@ -371,4 +371,4 @@ def test_one_that_is_watched_waits_for_what_comes_already(monkeypatch):
     reading = env.run(until=env.process(chains.make(host, 0)))
     assert plans[1][0] is HeldHere.ARRIVING and PlanStep.WATCH in plans[1][1]
     assert host.has(0) and env.run(until=env.process(reading)) == 0.0
-    assert chains._storage.bytes == SIZE
+    assert chains._storage.of(0).bytes == SIZE

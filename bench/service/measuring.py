@@ -1,7 +1,9 @@
-"""Runs of the service: boots, storms of boots, hosts' reports, and images that are registered."""
+"""Runs of the services: boots, storms of boots, hosts' reports, and images that are registered."""
 
+import contextlib
 import dataclasses
 import os
+import random
 import statistics
 import threading
 import time
@@ -15,7 +17,7 @@ from bench.service.methods import Boots, Empty, Reports, Work
 from bench.service.player import Hosts, Played, Players, summed
 from bench.service.stage import Stage, StageError
 from bootcache.rpc.client import all_entries
-from bootcache.rpc.messages import ListImages
+from bootcache.rpc.messages import ListImages, PlanBoot, ReportHoldings
 
 PARTS = figures.PLAN_BOOT, figures.REGISTER, figures.STORM, figures.REPORTS
 # Of calls that are made one after the other.
@@ -60,12 +62,15 @@ class Size:
 FULL = Size(few=10, images=2000, calls=300, callers=200, storm=1000, hosts=10_000, held=50,
             period=60.0, steady_periods=5, register_seconds=7200.0)
 QUICK = dataclasses.replace(FULL, images=200, hosts=1000, steady_periods=1, register_seconds=1800.0)
+# Of several storage nodes: as many reports a second.
+QUICK_NODES = dataclasses.replace(QUICK, few=50, images=50, hosts=QUICK.hosts // 5,
+                                  period=QUICK.period / 5)
 
 
 class Measuring:
-    """Measures on a stage whose service has been started.
+    """Measures on a stage whose services have been started.
 
-    :param stage: with a service that knows no image yet.
+    :param stage: with services that know no image yet.
     :param players: play the hosts.
     """
 
@@ -76,21 +81,25 @@ class Measuring:
     def runs(self, parts: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the entries of the parts; images are registered in any case.
 
+        Those of several storage nodes have ``between_nodes`` as well: how many messages of the
+        run's method nodes have heard from nodes.
+
         :raises StageError: if images do not get their bases.
         """
         size = self._size
         self._register(size.few)
         if figures.PLAN_BOOT in parts:
             yield self._plan_boot()
-        registered = self._register(size.images - size.few)
-        if figures.REGISTER in parts:
-            yield registered
-        if figures.PLAN_BOOT in parts:
-            yield self._plan_boot()
+        if size.images > size.few:
+            registered = self._register(size.images - size.few)
+            if figures.REGISTER in parts:
+                yield registered
+            if figures.PLAN_BOOT in parts:
+                yield self._plan_boot()
         if figures.STORM in parts:
             storms = 1, min(_STORM_IMAGES, size.images)
             # Until new senders may send as much: the hosts before may have used that up.
-            time.sleep(len(storms) * size.storm / methods.NEW_SENDERS_RATE)
+            time.sleep(len(storms) * size.storm / (methods.NEW_SENDERS_RATE * self._stage.nodes))
             for images in storms:
                 yield self._storm(images)
         if figures.REPORTS in parts:
@@ -100,6 +109,22 @@ class Measuring:
         before = self._stage.usage()
         played = hosts.play(works, at_once)
         return Run(played, before, self._stage.usage())
+
+    @contextlib.contextmanager
+    def _between_nodes(self, method: str, runs: list[Run]) -> Iterator[dict[str, Any]]:
+        """Give a dictionary that has what the runs of the block say beside their figures.
+
+        :param method: that these runs call, and call alone.
+        :param runs: all of the block, when it ends.
+        """
+        found = dict[str, Any]()
+        if self._stage.nodes == 1:
+            yield found
+            return
+        before = self._stage.messages(method)
+        yield found
+        found['between_nodes'] = self._stage.messages(method) - before - sum(
+            run.calls for run in runs)
 
     def _each(self, work: Work) -> list[Work]:
         return [work] * self._players.count
@@ -122,41 +147,52 @@ class Measuring:
         with self._players.hosts('compute', size.callers) as hosts:
             # Each image was asked for before.
             hosts.play(self._boots(len(self._images) + 1, self._images), _AT_ONCE)
-            for repeat in range(_REPEATS):
-                empty.append(self._run(
-                    hosts, self._each(Empty(size.calls // self._players.count)), _AT_ONCE))
-                boots.append(self._run(hosts, self._boots(
-                    size.calls, self._images, repeat * size.calls), _AT_ONCE))
+            with self._between_nodes(PlanBoot.method, boots) as more:
+                for repeat in range(_REPEATS):
+                    empty.append(self._run(
+                        hosts, self._each(Empty(size.calls // self._players.count)), _AT_ONCE))
+                    boots.append(self._run(hosts, self._boots(
+                        size.calls, self._images, repeat * size.calls), _AT_ONCE))
         found = [run.cpu_ms_per_call for run in boots]
         return self._line(
             figures.PLAN_BOOT, figures.joined(boots), size.callers, at_once=_AT_ONCE,
             cpu_ms_per_call=round(statistics.median(found), 3),
             empty_call_cpu_ms=round(statistics.median(run.cpu_ms_per_call for run in empty), 3),
             empty_calls_per_second=round(figures.rate(figures.joined(empty)), 1),
-            cpu_ms_per_call_spread=round(max(found) - min(found), 3))
+            cpu_ms_per_call_spread=round(max(found) - min(found), 3), **more)
 
     def _storm(self, images: int) -> dict[str, Any]:
-        with self._players.hosts('storm', self._size.storm) as hosts:
-            run = self._run(hosts, self._boots(self._size.storm, self._images[:images]))
-        return self._line(figures.STORM, run, self._size.storm, asked_images=images)
+        runs = list[Run]()
+        with self._players.hosts('storm', self._size.storm) as hosts, \
+                self._between_nodes(PlanBoot.method, runs) as more:
+            runs.append(self._run(hosts, self._boots(self._size.storm, self._images[:images])))
+        return self._line(figures.STORM, runs[0], self._size.storm, asked_images=images, **more)
 
     def _reports(self) -> Iterator[dict[str, Any]]:
         size = self._size
         with self._players.hosts('host', size.hosts) as hosts:
+            turn = 0
             for phase, periods in (('first', 1), ('steady', size.steady_periods),
                                    ('after a restart', 1)):
                 if phase == 'after a restart':
                     self._stage.restart()
-                run = self._run(hosts, self._each(Reports(
-                    self._images, size.held, time.time(), periods * size.period, size.period,
-                    knows=phase != 'first')))
-                yield self._line(figures.REPORTS, run, size.hosts, phase=phase, held=size.held)
+                runs = list[Run]()
+                with self._between_nodes(ReportHoldings.method, runs) as more:
+                    runs.append(self._run(hosts, self._each(Reports(
+                        self._images, size.held, time.time(), periods * size.period, size.period,
+                        knows=phase != 'first', turn=turn))))
+                turn += periods
+                yield self._line(figures.REPORTS, runs[0], size.hosts, phase=phase, held=size.held,
+                                 **more)
 
     def _register(self, count: int) -> dict[str, Any]:
         """Register images at once, and wait until all have bases; hosts report meanwhile."""
         size = self._size
         made = self._stage.make_images(count)
         self._images += made
+        # RabbitMQ gives nodes what Glance tells in turn, and boots as well: in the same order each
+        # boot may come to the node that works on its image.
+        random.shuffle(self._images)
         reports = self._each(Reports(self._images, min(size.held, len(self._images)), time.time(),
                                      _REPORT_PERIOD, _REPORT_PERIOD))
         is_over = threading.Event()
@@ -193,8 +229,8 @@ class Measuring:
             if count == len(self._images):
                 return listing, empty
             if time.monotonic() > deadline:
-                raise StageError(f'{count} of {len(self._images)} images have a base; the service'
-                                 f' says:\n{self._stage.log[-2000:]}')
+                raise StageError(f'{count} of {len(self._images)} images have a base; the'
+                                 f' services say:\n{self._stage.log}')
             time.sleep(_LOOK_SECONDS)
 
 

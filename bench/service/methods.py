@@ -13,8 +13,10 @@ from bootcache.rpc.messages import (
     NO_IMAGE,
     SENDER,
     VERSION,
+    BootAction,
     GetImage,
     ListImages,
+    ListNodes,
     Message,
     PlanBoot,
     ReportHoldings,
@@ -32,6 +34,8 @@ _REFUSED = 'TooManyMessages'
 NEW_SENDERS_RATE = 200.0
 # Of their calls so many may be answered at a time.
 NEW_SENDERS_AT_ONCE = 48
+# nova-compute's, of a boot that is to wait; and for how long it asks again here.
+_ASK_AGAIN_SECONDS, _WAIT_SECONDS = 1.0, 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +43,15 @@ class Call:
     """A message to the service.
 
     :ivar sender: number of the player's host that sends it.
-    :ivar due: seconds after the start of the play.
+    :ivar due: seconds after the start of the play; of a call that an answer leads to, after that.
+    :ivar waited: seconds since its host has asked first, if it asks again.
     """
 
     sender: int
     method: str
     arguments: dict[str, Any]
     due: float = 0.0
+    waited: float = 0.0
 
 
 def _call(sender: int, message: Message[Any], due: float = 0.0) -> Call:
@@ -80,6 +86,16 @@ def list_images(listing: ListImages) -> Call:
     return _call(0, listing)
 
 
+def list_nodes() -> Call:
+    """Return the call for the storage nodes, as the one that answers sees them."""
+    return _call(0, ListNodes())
+
+
+def working(listed: Sequence[dict[str, Any]]) -> set[str]:
+    """Return the names of the storage nodes of a list that work."""
+    return {node['name'] for node in listed if node['state'] == 'up'}
+
+
 def served(listed: Sequence[dict[str, Any]]) -> int:
     """Return how many images of a list have a base."""
     return sum(image['state'] in ('served', 'ready') for image in listed)
@@ -95,8 +111,11 @@ class Work:
         """
         raise NotImplementedError
 
-    def follow_up(self, call: Call, answer: Any) -> Call | None:
-        """Return the call that an answer leads to, None if none."""
+    def follow_up(self, call: Call, answer: Any, seconds: float) -> Call | None:
+        """Return the call that an answer leads to, None if none.
+
+        :param seconds: from the call to the answer.
+        """
         return None
 
 
@@ -117,6 +136,8 @@ class Empty(Work):
 class Boots(Work):
     """Each call plans a boot; hosts take turns, and so do images.
 
+    A host that is to wait asks again, as nova-compute does.
+
     :ivar count: of calls.
     :ivar images: ids.
     :ivar first: index of the image that comes first.
@@ -133,12 +154,19 @@ class Boots(Work):
                 self.images[(self.first + number) % len(self.images)], hosts[sender],
                 f'{hosts[sender]}-{number}', owner='project'))
 
+    def follow_up(self, call: Call, answer: Any, seconds: float) -> Call | None:
+        is_to_wait = isinstance(answer, dict) and answer.get('action') == BootAction.WAIT
+        return dataclasses.replace(
+            call, due=_ASK_AGAIN_SECONDS, waited=call.waited + seconds + _ASK_AGAIN_SECONDS
+        ) if is_to_wait and call.waited < _WAIT_SECONDS else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Reports(Work):
     """Hosts report what they hold, each once in a period, evenly spread over it.
 
-    A host says that nothing has changed, but for each of 144 times, and answers ``resend``.
+    A host says that nothing has changed, but for each of 144 times, and answers ``resend``. Its
+    reports are numbered, as storage nodes tell each other of them.
 
     :ivar images: ids of all images; a host holds some of them.
     :ivar held: how many images a host holds.
@@ -146,6 +174,7 @@ class Reports(Work):
     :ivar seconds: for which they report.
     :ivar period: seconds between a host's reports.
     :ivar knows: whether the service has heard these hosts; if not, they report all first.
+    :ivar turn: how many periods these hosts have reported for before.
     """
 
     images: Sequence[str]
@@ -154,20 +183,22 @@ class Reports(Work):
     seconds: float
     period: float = 60.0
     knows: bool = True
+    turn: int = 0
 
     def calls(self, hosts: Sequence[str]) -> Iterator[Call]:
-        for turn in itertools.count():
+        for turn in itertools.count(self.turn):
             for sender, host in enumerate(hosts):
-                due = (turn + sender / len(hosts)) * self.period
+                due = (turn - self.turn + sender / len(hosts)) * self.period
                 if due >= self.seconds:
                     return
-                is_news = (turn == 0 and not self.knows) or (turn + sender) % _CHANGED_EVERY == 1
+                is_news = (turn == self.turn and not self.knows) or _has_changed(sender, turn)
                 yield _call(sender, ReportHoldings(
-                    host, self._report(sender, turn) if is_news else None), due)
+                    host, self._report(sender, turn) if is_news else None,
+                    _number(sender, turn)), due)
 
-    def follow_up(self, call: Call, answer: Any) -> Call | None:
+    def follow_up(self, call: Call, answer: Any, seconds: float) -> Call | None:
         if isinstance(answer, dict) and answer.get('resend'):
-            return dataclasses.replace(call, arguments={
+            return dataclasses.replace(call, due=0.0, arguments={
                 **call.arguments, 'report': plain(self._report(call.sender, 0))})
         return None
 
@@ -178,3 +209,13 @@ class Reports(Work):
             {image_id: HeldImage(self.now + turn, Medium.DISK, 0, _IMAGE_BYTES)
              for image_id in held}, {Medium.DISK: _QUOTA_BYTES}, frozenset(held[:5]),
             UnsettledServers(0, ()), PausedGuests(0, ()), BasesRead(0, ()), VERSION)
+
+
+def _has_changed(sender: int, turn: int) -> bool:
+    """Return whether a host's report of a period is another one than before."""
+    return (turn + sender) % _CHANGED_EVERY == 1
+
+
+def _number(sender: int, turn: int) -> int:
+    """Return the number of a host's report: how many others it had up to a period, and 1."""
+    return 1 + sum(_has_changed(sender, before) for before in range(turn + 1))

@@ -7,6 +7,8 @@ senders as there are hosts; all of a player's hosts share one connection.
 import collections
 import contextlib
 import dataclasses
+import heapq
+import itertools
 import json
 import multiprocessing
 import secrets
@@ -37,7 +39,8 @@ class Played:
     """What came of a play.
 
     :ivar seconds: from the first message to the last answer.
-    :ivar latencies: seconds from each message to its answer, of those that were not refused.
+    :ivar latencies: seconds from each message to its answer, of those that were not refused; of a
+        host that is to ask again from its first message to the last answer.
     :ivar kinds: how many answers there were of each kind, ``unanswered`` among them.
     """
 
@@ -72,7 +75,7 @@ class Player:
         exchange = kombu.Exchange(EXCHANGE, 'topic', durable=False)
         # As oslo.messaging's clients do: the service may not have been started.
         exchange(channel).declare()
-        self._producer = kombu.Producer(channel, exchange, TOPIC)
+        self._producer = kombu.Producer(channel, exchange)
         name = uuid.uuid4().hex
         self._queues = [f'reply_{name}_{number}' for number in range(len(hosts))]
         self._consumer = kombu.Consumer(
@@ -85,14 +88,16 @@ class Player:
         """End the connection, and the queues with it."""
         self._connection.release()
 
-    def call(self, call: Call, patience: float = _PATIENCE_SECONDS) -> tuple[Any, float]:
+    def call(self, call: Call, patience: float = _PATIENCE_SECONDS, node: str = ''
+             ) -> tuple[Any, float]:
         """Call, and wait.
 
+        :param node: name of the storage node that is to answer; any if empty.
         :returns: the answer, and how many seconds it took.
         :raises TimeoutError: if the service does not answer.
         :raises RuntimeError: if it refuses.
         """
-        message_id = self._send(call)
+        message_id = self._send(call, f'{TOPIC}.{node}' if node else TOPIC)
         deadline = time.monotonic() + patience
         while not self._answers:
             if time.monotonic() >= deadline:
@@ -110,14 +115,15 @@ class Player:
         :param at_once: how many may wait for answers; None for any number.
         """
         played, calls = Played(), work.calls(self._hosts)
-        follow_ups: collections.deque[Call] = collections.deque()
+        # With the monotonic seconds at which each is due; the earliest one is the first.
+        follow_ups: list[tuple[float, int, Call]] = []
+        numbers = itertools.count()
         upcoming = next(calls, None)
         began = last = time.monotonic()
         while upcoming is not None or follow_ups or self._waiting:
             now = time.monotonic()
-            if follow_ups:
-                # A host that is asked to report again does so at once.
-                self._send(follow_ups.popleft())
+            if follow_ups and follow_ups[0][0] <= now:
+                self._send(heapq.heappop(follow_ups)[-1])
                 wait = 0.0
             elif upcoming is not None and upcoming.due <= now - began \
                     and (at_once is None or len(self._waiting) < at_once):
@@ -127,16 +133,19 @@ class Player:
                 wait = upcoming.due - (now - began)
             else:
                 wait = 1.0
+            if follow_ups:
+                wait = min(wait, max(0.0, follow_ups[0][0] - now))
             self._drain(min(wait, 1.0))
             while self._answers:
                 seconds, call, answer, failure = self._answers.popleft()
                 counts_as = methods.kind(answer, failure)
                 played.kinds[counts_as] += 1
-                if failure is None:
-                    played.latencies.append(seconds)
-                    if (again := work.follow_up(call, answer)) is not None:
-                        follow_ups.append(again)
                 last = time.monotonic()
+                again = None if failure is not None else work.follow_up(call, answer, seconds)
+                if again is not None:
+                    heapq.heappush(follow_ups, (last + again.due, next(numbers), again))
+                if failure is None and not (again and again.waited):
+                    played.latencies.append(call.waited + seconds)
             self._give_up(played, now)
         played.seconds = last - began
         return played
@@ -150,7 +159,7 @@ class Player:
             del self._waiting[message_id]
             played.kinds[UNANSWERED] += 1
 
-    def _send(self, call: Call) -> str:
+    def _send(self, call: Call, topic: str = TOPIC) -> str:
         message_id = uuid.uuid4().hex
         message = {
             'method': call.method, 'args': call.arguments, 'version': VERSION,
@@ -160,7 +169,7 @@ class Player:
         self._waiting[message_id] = time.monotonic(), call
         self._producer.publish(
             {_VERSION_KEY: _ENVELOPE, _MESSAGE_KEY: json.dumps(message)},
-            serializer='json', delivery_mode='transient')
+            routing_key=topic, serializer='json', delivery_mode='transient')
         return message_id
 
     def _drain(self, seconds: float) -> None:

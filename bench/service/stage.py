@@ -1,4 +1,4 @@
-"""What the benchmark runs the service on: a real RabbitMQ, a real glance-bootcache, a database.
+"""What the benchmark runs on: a real RabbitMQ, one or several real glance-bootcache, a database.
 
 Keystone, Nova and Glance are stand-ins, see tools/standins.py.
 """
@@ -7,11 +7,7 @@ import contextlib
 import dataclasses
 import os
 import random
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -24,26 +20,26 @@ from oslo_config import cfg
 
 from bench.service import methods
 from bench.service.player import Player
+from bench.service.storagenode import StorageNode
 from tools import databases, standins
-from tools.ports import free_port
 from tools.rabbit import Rabbit
 
-TOP = Path(__file__).resolve().parents[2]
 SQLITE, MARIADB = 'sqlite', 'mariadb'
 # Of an image: little, as the benchmark is about messages.
 _IMAGE_BYTES = 4096
 # glance-bootcache's default.
 _NOTIFICATION_TOPIC = 'bootcache_images'
 _START_SECONDS, _END_SECONDS = 180.0, 60.0
+_LOOK_SECONDS = 0.2
 
 
 class StageError(Exception):
-    """The service does not start, or does not do what it is for."""
+    """A service does not start, or does not do what it is for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Database:
-    """What the service keeps its state in.
+    """What the services keep their state in.
 
     :ivar name: one of ``DATABASES``.
     :ivar connection: as for ``[database]connection``; empty for SQLite in its directory.
@@ -76,35 +72,48 @@ class Usage:
     """What was used until a time.
 
     :ivar at: monotonic seconds.
-    :ivar service: CPU seconds, user and system, of the service's processes.
+    :ivar services: CPU seconds, user and system, of each storage node's service.
     :ivar broker: likewise of RabbitMQ.
     :ivar database: likewise of the database.
     :ivar machine: likewise of all that runs on this machine.
     """
 
     at: float
-    service: float
+    services: tuple[float, ...]
     broker: float
     database: float
     machine: float
 
+    @property
+    def service(self) -> float:
+        """CPU seconds of all services together."""
+        return sum(self.services)
+
 
 class Stage:
-    """One service with what it needs; ``running`` makes it.
+    """The storage nodes with what they need; ``running`` makes it.
 
-    :ivar database: in which the service keeps its state.
+    :ivar database: in which the services keep their state.
     :ivar url: of RabbitMQ.
-    :ivar operator: calls the service.
+    :ivar operator: calls the services.
 
     :param home: a short directory.
+    :param count: of storage nodes, which have RabbitMQ, database and Glance in common.
     """
 
     def __init__(self, home: str, broker: Rabbit, keystone: str, database: Database,
-                 glance: dict[str, bytes]):
+                 glance: dict[str, bytes], count: int = 1):
         self.database, self.url = database, broker.url
-        self._home, self._broker, self._keystone, self._glance = home, broker, keystone, glance
-        self._service: subprocess.Popen[bytes] | None = None
+        self._home, self._broker, self._glance = home, broker, glance
+        sections = _sections(home, broker.url, keystone, database)
+        self._nodes = [StorageNode(home, f'storage-{number}', sections)
+                       for number in range(1, count + 1)]
         self.operator = Player(broker.url, ['operator'])
+
+    @property
+    def nodes(self) -> int:
+        """How many storage nodes there are."""
+        return len(self._nodes)
 
     def make_images(self, count: int) -> list[str]:
         """Have Glance have more images; return their ids."""
@@ -128,75 +137,82 @@ class Stage:
         transport.cleanup()
 
     def start(self) -> float:
-        """Start the service; return after how many seconds it answers.
+        """Start the services; return after how many seconds all answer and know each other.
 
-        :raises StageError: if it does not.
+        :raises StageError: if they do not.
         """
         began = time.monotonic()
-        file = Path(self._home, 'bootcache.conf')
-        file.write_text(_configuration(self._home, self.url, self._keystone, self.database))
-        with open(f'{self._home}/log', 'ab') as log:
-            self._service = subprocess.Popen(
-                [sys.executable, '-W', 'ignore', '-m', 'glance_bootcache.cli.service',
-                 '--config-file', str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                cwd=TOP, env={'PATH': os.environ['PATH'], 'HOME': self._home,
-                              'TMPDIR': self._home,
-                              # The processes that the service starts are of this tree, too.
-                              'PYTHONPATH': str(TOP)})
-        while time.monotonic() < began + _START_SECONDS and self._service.poll() is None:
-            with contextlib.suppress(TimeoutError):
-                self.operator.call(methods.empty_call(), patience=1.0)
-                return time.monotonic() - began
-        raise StageError(f'the service does not answer; it says:\n{self.log[-2000:]}')
+        # The first one writes what a new database has once.
+        for nodes in self._nodes[:1], self._nodes[1:]:
+            for node in nodes:
+                node.begin()
+            for node in nodes:
+                self._until(self._answers, node, began, 'does not answer')
+        for node in self._nodes:
+            self._until(self._knows_all, node, began, 'does not see all storage nodes')
+        return time.monotonic() - began
+
+    def _until(self, is_so: Callable[[StorageNode], bool], node: StorageNode, began: float,
+               otherwise: str) -> None:
+        while not is_so(node):
+            if time.monotonic() > began + _START_SECONDS \
+                    or any(node.has_ended() for node in self._nodes):
+                raise StageError(f'{node.name} {otherwise}; the services say:\n{self.log}')
+            time.sleep(_LOOK_SECONDS)
+
+    def _answers(self, node: StorageNode) -> bool:
+        with contextlib.suppress(TimeoutError):
+            self.operator.call(methods.empty_call(), patience=1.0, node=node.name)
+            return True
+        return False
+
+    def _knows_all(self, node: StorageNode) -> bool:
+        answer, _seconds = self.operator.call(methods.list_nodes(), node=node.name)
+        return methods.working(answer) == {one.name for one in self._nodes}
 
     def stop(self) -> None:
-        """End the service; its exporter stays, as servers may read from that."""
-        if self._service is not None:
-            self._service.send_signal(signal.SIGTERM)
-            try:
-                self._service.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._service.kill()
-                self._service.wait()
-        self._service = None
+        """End the services; their exporters stay, as servers may read from these."""
+        for node in self._nodes:
+            node.signal_end()
+        for node in self._nodes:
+            node.await_end()
 
     def restart(self) -> float:
-        """End the service, and start it; return after how many seconds it answers."""
+        """End the services, and start them; return after how many seconds all answer."""
         self.stop()
         return self.start()
 
     def close(self) -> None:
-        """End the service and its exporters."""
+        """End the services and their exporters."""
         self.stop()
         self.operator.close()
-        for file in Path(self._home, 'run').glob('*.pid'):
-            with contextlib.suppress(ValueError, psutil.NoSuchProcess):
-                exporter = psutil.Process(int(file.read_text()))
-                exporter.terminate()
-                exporter.wait(_END_SECONDS)
+        for exporter in [one for node in self._nodes for one in node.end_exporters()]:
+            exporter.wait(_END_SECONDS)
 
     @property
     def log(self) -> str:
-        """What the service has logged."""
-        return Path(self._home, 'log').read_text(errors='replace')
+        """The last lines that each service has logged."""
+        return '\n'.join(f'{node.name}:\n{node.log[-2000:]}' for node in self._nodes)
 
     def usage(self) -> Usage:
         """Return what was used until now."""
         machine = psutil.cpu_times()
         return Usage(
-            time.monotonic(), _seconds([self._process()]), _seconds(_families(self._broker.pids)),
-            _seconds(_families(self.database.pids)),
+            time.monotonic(), tuple(_seconds([node.process]) for node in self._nodes),
+            _seconds(_families(self._broker.pids)), _seconds(_families(self.database.pids)),
             # Guests' time is within user time.
             sum(machine) - machine.idle - machine.iowait - machine.guest - machine.guest_nice)
 
     def peak_bytes(self) -> int:
-        """Return the most memory that the service's process had since it started."""
-        text = Path(f'/proc/{self._process().pid}/status').read_text()
-        return int(re.findall(r'VmHWM:\s+(\d+) kB', text)[0]) * 1024
+        """Return the most memory that a service's process had since it started."""
+        return max(node.peak_bytes() for node in self._nodes)
 
-    def _process(self) -> psutil.Process:
-        assert self._service is not None
-        return psutil.Process(self._service.pid)
+    def messages(self, method: str) -> int:
+        """Return how many messages of a method all services have heard since they started.
+
+        :raises OSError: if one does not tell.
+        """
+        return sum(node.messages(method) for node in self._nodes)
 
 
 def _families(pids: Sequence[int]) -> list[psutil.Process]:
@@ -214,12 +230,12 @@ def _seconds(processes: Sequence[psutil.Process]) -> float:
     return found
 
 
-def _configuration(home: str, broker_url: str, keystone: str, database: Database) -> str:
-    sections: dict[str, dict[str, object]] = {
-        'DEFAULT': {'transport_url': broker_url, 'host': 'storage'},
-        'bootcache': {'state_dir': f'{home}/state', 'run_dir': f'{home}/run',
-                      'glance_store_dirs': f'{home}/glance', 'export_host': '127.0.0.1',
-                      'export_port': free_port(), 'profile_boots': False,
+def _sections(home: str, broker_url: str, keystone: str, database: Database
+              ) -> dict[str, dict[str, object]]:
+    """Return the sections of a configuration, as all storage nodes have them."""
+    return {
+        'DEFAULT': {'transport_url': broker_url},
+        'bootcache': {'glance_store_dirs': f'{home}/glance', 'profile_boots': False,
                       # All images are of one owner.
                       'changes_per_hour': 0},
         'service_auth': {'auth_type': 'v3password', 'auth_url': keystone, 'username': 'bootcache',
@@ -227,22 +243,21 @@ def _configuration(home: str, broker_url: str, keystone: str, database: Database
                          'user_domain_name': 'Default', 'project_domain_name': 'Default',
                          'region_name': standins.REGION},
         **({'database': {'connection': database.connection}} if database.connection else {})}
-    return ''.join(f'[{name}]\n' + ''.join(f'{key} = {value}\n' for key, value in entries.items())
-                   for name, entries in sections.items())
 
 
 @contextlib.contextmanager
-def running(broker: Rabbit, database: Database) -> Iterator[Stage]:
-    """Make a stage in a temporary directory until the end of the block; its service is not started.
+def running(broker: Rabbit, database: Database, count: int = 1) -> Iterator[Stage]:
+    """Make a stage in a temporary directory until the end of the block; no service is started.
 
     :param broker: has been started, as has the database.
+    :param count: of storage nodes.
     """
     home = tempfile.mkdtemp(prefix='bcsv', dir='/tmp')
     os.mkdir(f'{home}/glance')
     glance: dict[str, bytes] = {}
     try:
         with standins.serving(glance, lists_images=True) as keystone:
-            stage = Stage(home, broker, keystone, database, glance)
+            stage = Stage(home, broker, keystone, database, glance, count)
             try:
                 yield stage
             finally:

@@ -1,5 +1,7 @@
 """The short run of bench.service: all figures are measured; which they are is told by long runs."""
 
+import dataclasses
+
 from bench.service import __main__ as bench
 from bench.service import measuring
 
@@ -31,5 +33,30 @@ def test_each_figure_is_measured(rabbit_node):
     assert 10 < again['calls'] <= 20 and steady['calls'] == 10
     assert registered['registered'] == 2 and registered['seconds'] > registered['list_seconds_max']
     assert registered['memory_peak_bytes'] > 50 << 20
+    assert not any('between_nodes' in run for run in runs)
     report = bench.report(runs, 0.0)
     assert report['runs'] == runs and set(report['stand_ins']) == {'Glance', 'Nova', 'Keystone'}
+
+
+def test_each_figure_of_three_nodes_is_measured(rabbit_node):
+    size = dataclasses.replace(SIZE, few=9, images=9)
+    runs = bench.measured(rabbit_node, 'mariadb', size, measuring.PARTS, nodes=3)
+    assert [(run['what'], run['images'], run['hosts']) for run in runs] == [
+        ('plan_boot', 9, 4), ('storm', 9, 120), ('storm', 9, 120), *[('reports', 9, 10)] * 3]
+    for run in runs:
+        assert set(run) >= FIELDS and (run['database'], run['nodes']) == ('mariadb', 3)
+        assert run['calls_per_second'] > 0 and run['p99_seconds'] > 0 and run['cores'] > 0
+        assert run['refused'] == run['unanswered'] == 0
+    boots, one, several, first, steady, again = runs
+    assert boots['empty_call_cpu_ms'] > 0
+    for run, asked in (boots, 500), (one, 120), (several, 120):
+        # Nodes that hand on as many as they may have hosts wait, which ask again.
+        assert run['answers'].keys() <= {'cold', 'wait'} and run['answers']['cold'] == asked
+        assert run['calls'] == asked + run['told_to_wait']
+        # Each is handed on once at most; a message comes to any node.
+        assert 0 < run['between_nodes'] < run['calls']
+    assert first['calls'] == 10
+    # Each is told to all nodes; the last ones may not have come to all.
+    assert 2 * 10 <= first['between_nodes'] <= 3 * 10
+    # A node that has not heard of a report yet asks for it.
+    assert 10 <= steady['calls'] <= 20 and 10 < again['calls'] <= 20

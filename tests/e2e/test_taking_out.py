@@ -336,7 +336,8 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     cloud.restart(*CONTROLLER, *computes)
     shared = 'others use the virtual environment, and it is not beside packages of Debian'
     page.skip(shared,
-              'rm -rf /opt/bootcache /usr/local/bin/bootcache',
+              'rm -rf /opt/bootcache /usr/local/bin/bootcache /usr/local/bin/bootcache-manage'
+              ' /usr/local/bin/bootcache-status',
               '/opt/nova/bin/pip uninstall --yes bootcache',
               'rm -f /opt/nova/lib/python3*/site-packages/{nbd.py,libnbdmod*.so}')
     operator.shell(page.take('rm -rf /etc/bootcache', **{

@@ -176,6 +176,8 @@ class Controller:
             return record if record.wished.availability is Availability.DELETED \
                 else record.wishing(availability=Availability.DELETION_NOTIFIED)
 
+        # Another node may have heard of the image just now: an event comes once.
+        self._store.find(image_id)
         record = self._store.change(image_id, withdrawn, anywhere=True)
         self._running.cancel(image_id)
         if record is not None and not self._is_elsewhere(image_id):

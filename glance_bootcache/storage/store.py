@@ -83,6 +83,9 @@ class ImageStore:
         self._removed: cachetools.LRUCache[str, int] = cachetools.LRUCache(_MOST_REMOVED)
         # Images whose rows this process deletes, or has deleted where the answer was lost.
         self._leaving: set[str] = set()
+        # Images whose rows were read again as somebody else was faster, or an answer was lost: what
+        # they say now is to be looked at.
+        self._unseen: set[str] = set()
         # When images were seen to have got another home, in monotonic seconds.
         self._moved: cachetools.TTLCache[str, float] = cachetools.TTLCache(
             _MOST_MOVED, MOVED_SECONDS)
@@ -292,9 +295,7 @@ class ImageStore:
         taken = _Held(held.version + 1, stamped, self._node_id, held.term + 1)
 
         def take(connection: sa.Connection) -> bool:
-            if connection.execute(sa.update(ImageRow).where(
-                    ImageRow.image_id == image_id, ImageRow.node_id == home,
-                    ImageRow.version == held.version).values(
+            if connection.execute(sa.update(ImageRow).where(*_is_still(image_id, held)).values(
                         node_id=self._node_id, term=taken.term, version=taken.version,
                         **imagerows.to_row(stamped))).rowcount != 1:
                 return False
@@ -323,7 +324,7 @@ class ImageStore:
             held = self._held.get(image_id)
             if held is None or held.home != self._node_id or not may_go(held.manifest):
                 return
-            if self._delete(image_id, held.version):
+            if self._delete(image_id, held):
                 break
             self._read_again(image_id, tries)
         else:
@@ -333,11 +334,11 @@ class ImageStore:
         with contextlib.suppress(OSError):
             os.rmdir(self.directory(image_id))  # Unless there is more.
 
-    def _delete(self, image_id: str, version: int) -> bool:
-        """Delete a row; tell whether it was still of that version."""
+    def _delete(self, image_id: str, held: _Held) -> bool:
+        """Delete a row; tell whether it was still the one that was read."""
         def remove(connection: sa.Connection) -> bool:
-            if connection.execute(sa.delete(ImageRow).where(
-                    ImageRow.image_id == image_id, ImageRow.version == version)).rowcount != 1:
+            if connection.execute(sa.delete(ImageRow).where(*_is_still(image_id, held))
+                                  ).rowcount != 1:
                 return False
             delete(connection, WorkingSetRow, [{'image_id': image_id}])
             self.files.retire_everywhere(connection, image_id)
@@ -348,7 +349,7 @@ class ImageStore:
         if not self._database.write(remove):
             return False
         with self._memory:
-            self._drop(image_id, version)
+            self._drop(image_id, held.version)
         return True
 
     def _drop(self, image_id: str, version: int) -> None:
@@ -367,9 +368,8 @@ class ImageStore:
         old, new = (_sha256(each) for each in (held.manifest, stamped))
 
         def replace(connection: sa.Connection) -> bool:
-            done = connection.execute(sa.update(ImageRow).where(
-                ImageRow.image_id == image_id, ImageRow.version == held.version).values(
-                    version=version, **imagerows.to_row(stamped)))
+            done = connection.execute(sa.update(ImageRow).where(*_is_still(image_id, held)).values(
+                version=version, **imagerows.to_row(stamped)))
             if done.rowcount != 1:
                 return False
             self.files.turn_over(connection, image_id, after - before, before - after)
@@ -432,16 +432,20 @@ class ImageStore:
         :raises DatabaseUnusable: if it has a row no more, or one that cannot be read; all others
             are read.
         """
-        held = self._held
-        versions: dict[str, int] = {row.image_id: row.version for row in self._database.read(
-            lambda connection: connection.execute(
-                sa.select(ImageRow.image_id, ImageRow.version)).all())}
-        others = [image_id for image_id in {**held, **versions}
-                  if image_id not in held or held[image_id].version != versions.get(image_id)]
+        with self._memory:
+            held, unseen = self._held, set(self._unseen)
+        rows = {row.image_id: (row.version, row.node_id, row.term) for row in self._database.read(
+            lambda connection: connection.execute(sa.select(
+                ImageRow.image_id, ImageRow.version, ImageRow.node_id, ImageRow.term)).all())}
+        others = [image_id for image_id in {**held, **rows, **dict.fromkeys(unseen)}
+                  if image_id in unseen or image_id not in held or rows.get(image_id) != (
+                      held[image_id].version, held[image_id].home, held[image_id].term)]
         failed = None
         for image_id in others:
             try:
                 self._read_again(image_id)
+                with self._memory:
+                    self._unseen.discard(image_id)
                 changed(image_id)
             except DatabaseUnusable as error:
                 failed = error
@@ -461,6 +465,8 @@ class ImageStore:
             held = self._held.get(image_id)
             if before != (held, self._removed.get(image_id)):
                 return  # It was written since: memory may know more than what was read.
+            if found != held:
+                self._unseen.add(image_id)
             if found is not None:
                 # Whatever its version: it may have been removed, and added again.
                 self._hold(image_id, found)
@@ -511,6 +517,13 @@ class ImageStore:
         except (exception.InvalidWorkingSet, ValueError, zlib.error) as error:
             LOG.warning('image %s: %s; it is recorded again', manifest.image_id, error)
             return None
+
+
+def _is_still(image_id: str, held: _Held) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return the conditions that a row is as it was read; one that was removed and added again may
+    come to the same version."""
+    return (ImageRow.image_id == image_id, ImageRow.version == held.version,
+            ImageRow.node_id == held.home, ImageRow.term == held.term)
 
 
 _NOT_NAMED = ~sa.exists().where(ImageRow.image_id == WorkingSetRow.image_id,

@@ -240,7 +240,7 @@ INSTALLING = (PAGES / 'install.rst').read_text().split('Taking it out\n====')[0]
 def test_links_are_made_a_second_time_as_well():
     """Without -f the second is refused; without -n one to a folder is made within that."""
     links = re.findall(r'^ +(ln .*(?:\\\n.*)?)$', INSTALLING, re.M)
-    assert len(links) == 6
+    assert len(links) == 8
     assert [link for link in links if not link.startswith(
         'ln -sfn ' if '/shim' in link else 'ln -sf ')] == []
 

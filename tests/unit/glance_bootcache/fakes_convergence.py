@@ -325,17 +325,6 @@ class Cloud(stateful.RuleBasedStateMachine):
         """Make what a node has beside, when its process has begun."""
         house = node.house
         house.deletions._delay = 300
-        read_again = house.store._read_again
-
-        def heard(image, tries=0):
-            held = house.store._held.get(image)
-            read_again(image, tries)
-            if house.store._held.get(image) != held:
-                # known: nobody looks at what was read again as a write of this node came too late,
-                # or its answer was lost; the next refresh finds it in memory already.
-                house.controller.queue.add(image)
-
-        house.store._read_again = heard
 
     def node(self, number):
         """Return a node that can be asked; None if there is none."""
@@ -523,12 +512,11 @@ class Cloud(stateful.RuleBasedStateMachine):
                     return
                 if event == 'image_changed':
                     self.told.add((image, node.name))
-                is_known = node.house.store.anywhere(image) is not None
                 with self.acting(node):
                     try:
                         getattr(node.house.controller, event)(image)
-                        if event == 'image_deleted' and is_known \
-                                and image not in self.glance.images:
+                        if event == 'image_deleted' and image not in self.glance.images \
+                                and node.house.store.anywhere(image) is not None:
                             self.notified.add(image)
                         break
                     except DatabaseAway:
@@ -613,6 +601,11 @@ class Cloud(stateful.RuleBasedStateMachine):
     @stateful.rule(number=numbers, image=image_ids)
     def evict(self, number, image):
         self.allowed[image] += 1
+        if any((record := node.house.store.anywhere(image)) is not None and record.is_missing
+               for node in self.nodes):
+            # An operator who drops an image that Glance is said not to have is believed: it is
+            # taken up again as a server boots.
+            self.told = {told for told in self.told if told[0] != image}
         self.ask(number, DeleteImage(image))
 
     @stateful.rule(number=numbers, image=image_ids)

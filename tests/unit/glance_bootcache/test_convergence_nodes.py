@@ -5,12 +5,8 @@ Nodes are killed, stopped, cut off from the database, drained and forgotten; cla
 claims and with what the home of before writes. The database is SQLite here, which the service
 refuses to share. There are no threads: what races comes before a write of another node, as the
 machine says.
-
-known: an event of a deletion is lost that a node takes which does not know the image yet; it counts
-as one that was never sent.
 """
 
-import collections
 import contextlib
 import itertools
 import os
@@ -84,8 +80,8 @@ class Nodes(Cloud):
 
     def __init__(self):
         self.troubles, self.races, self.strays, self.left = {}, None, set(), set()
-        # Beyond those that images' rows had.
-        self.versions = collections.Counter()
+        # What was there before each write that is under way.
+        self.writing = []
         # After so long all that do not beat are out.
         self.seen_seconds = 700
         super().__init__()
@@ -195,12 +191,21 @@ class Nodes(Cloud):
             if not left:
                 happens(node)
         before = self.snapshot()
+        self.writing.append(before)
         try:
             return super().write_rows(node, change)
         finally:
+            self.writing.pop()
             after = self.snapshot()
+            # In the midst of another node's write this one is none of that.
+            for outer in self.writing:
+                for then, found, now in zip(outer, before, after, strict=True):
+                    for key in {*found, *now}:
+                        if found.get(key) != now.get(key):
+                            then.pop(key, None)
+                            if key in now:
+                                then[key] = now[key]
             self.check_write(node.row.id if node.row else None, before, after)
-            self.lift_versions(after.images.keys() - before.images.keys())
 
     def snapshot(self):
         """Return what rows have that nodes may not write for each other."""
@@ -211,19 +216,6 @@ class Nodes(Cloud):
                 ' base_hash, working_set_sha256, cache_file FROM images')},
             {tuple(key): state for *key, state in self.rows.execute(
                 'SELECT node_id, image_id, name, state FROM files')})
-
-    def lift_versions(self, added):
-        """Have the row of an image that was added again have a version that it never had.
-
-        known: it begins at 1 where the node that adds it has not seen the removal. The home of long
-        before, which was stopped meanwhile, takes it for its own row when it comes to the same
-        version, and overwrites what another node's row says.
-        """
-        for image in added:
-            self.rows.execute('UPDATE images SET version = ? WHERE image_id = ? AND version < ?',
-                              (self.versions[image], image, self.versions[image]))
-        for image, version in self.rows.execute('SELECT image_id, version FROM images').fetchall():
-            self.versions[image] = max(self.versions[image], version + 1)
 
     def check_write(self, own, before, after):
         """Check that a node has written what is its own."""

@@ -137,9 +137,13 @@ class Cluster:
                 before = machine_busy()
                 boots = children.results(used, patience)
                 busy = busy_since(before)
+                for host in used:
+                    host.send('watched')
+                watched = {one for found_there in children.results(used, 60)
+                           for one in found_there}
                 # Of a tap that is gone nothing would be counted.
                 self.node.call('check_tap')
-                found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read()),
+                found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read(), watched),
                                  sum(self.node.call('sent')), busy))
                 seen(found[-1])
                 for host in used:

@@ -20,8 +20,10 @@ from oslo_config import cfg
 
 from bench.replay import netns, player
 from bench.replay.node import GATEWAY_SOCKET, HOST_DIRECTORY, IMAGE_PORT
+from bench.replay.tap import Seen
 from bench.replay.trace import Trace
 from bootcache import conf as bootcache_conf
+from bootcache.connectors import probe
 from bootcache.connectors.starter import Starter
 from bootcache.rpc.messages import ExchangeCache, HoldingsAnswer, Message, PlanBoot, ReportHoldings
 from bootcache.storagedaemon import StorageDaemon, UnixListener
@@ -162,6 +164,24 @@ class Boot:
     completed: list[float]
 
 
+class _Watched:
+    """What this host's watch reads of bases, for as long as they may be read: no boot reads that.
+
+    :ivar seen: of all that it has read so far.
+    """
+
+    def __init__(self) -> None:
+        self.seen: set[Seen] = set()
+        begin = probe._Read._begin
+
+        def counted(read: probe._Read) -> None:
+            begin(read)
+            self.seen.add(Seen(read._handle.get_export_name(), probe.READ_BYTES * read._place,
+                               probe.READ_BYTES))
+
+        probe._Read._begin = counted  # type: ignore[method-assign,assignment]
+
+
 class HostChild:
     """One host; made in its child.
 
@@ -190,6 +210,7 @@ class HostChild:
         # What a peer runs on this host until it is reset.
         self.helpers: list[subprocess.Popen[bytes]] = []
         self._said = _Said()
+        self._watched = _Watched()
         logger = logging.getLogger('nova_bootcache.chains')
         logger.addHandler(self._said)
         logger.setLevel(logging.INFO)
@@ -283,6 +304,10 @@ class HostChild:
         return sum(path.stat().st_blocks * 512 for path in self.directory.rglob('*')
                    if path.is_file() and not path.is_symlink()) \
             + sum(_nameless_bytes(one.pid) for one in self.helpers)
+
+    def watched(self) -> set[Seen]:
+        """Return what this host's watch has read."""
+        return self._watched.seen
 
     def finish(self, phase: str) -> None:
         """Remove the server's disk; what the host keeps for the next boot stays."""

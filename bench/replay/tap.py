@@ -7,7 +7,7 @@ request with its export. Read piece by piece, as connections outlive what is mea
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 _LINE = re.compile(rb'\S+ \S+ connection=(\d+) (Connect|Read|Cache|Disconnect)\b(.*)')
@@ -73,10 +73,15 @@ class Tap:
         return found
 
 
-def traffic(seen: Iterable[Seen]) -> dict[str, Traffic]:
-    """Return what was read by kind of export: ``base``, ``cache`` and others. Pure."""
+def traffic(seen: Iterable[Seen], watched: Container[Seen] = ()) -> dict[str, Traffic]:
+    """Return what was read by kind of export: ``base``, ``cache`` and others. Pure.
+
+    :param watched: what hosts have read to know that a base has an answer; it is left out.
+    """
     kinds: dict[str, Traffic] = collections.defaultdict(Traffic)
     for one in seen:
+        if one in watched:
+            continue
         kind = kinds[one.export.partition('-')[0]]
         kind.requests += 1
         kind.bytes += one.length

@@ -118,6 +118,13 @@ def test_the_tap_knows_connections_of_earlier_looks(tmp_path):
     assert follower.read() == []
 
 
+def test_what_hosts_read_to_know_that_a_base_has_an_answer_is_no_boot_s():
+    seen = [tap.Seen('base-x', 8192, 4096), tap.Seen('base-x', 8192, 512),
+            tap.Seen('base-y', 8192, 4096), tap.Seen('cache-x', 8192, 4096)]
+    assert tap.traffic(seen, {seen[0]}) == {'base': tap.Traffic(2, 4608),
+                                            'cache': tap.Traffic(1, 4096)}
+
+
 def events(*spans):
     return [Event('r', offset, 512, *times) for offset, times in spans]
 

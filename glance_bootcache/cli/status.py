@@ -34,6 +34,7 @@ class Checks(upgradecheck.UpgradeCommands):  # type: ignore[misc]
     def _schema(self) -> upgradecheck.Result:
         """Check that the database has the tables that this release needs."""
         def check() -> None:
+            db_conf.register_opts(cfg.CONF)
             default = db_conf.default_file(cfg.CONF)
             if default is not None and not os.path.exists(os.path.dirname(default)):
                 return  # The service's unit makes it, and the service all that is in it.

@@ -46,12 +46,14 @@ def test_each_figure_of_three_nodes_is_measured(rabbit_node):
     for run in runs:
         assert set(run) >= FIELDS and (run['database'], run['nodes']) == ('mariadb', 3)
         assert run['calls_per_second'] > 0 and run['p99_seconds'] > 0 and run['cores'] > 0
-        assert run['refused'] == run['unanswered'] == 0
+        # Of a storm of hosts that a node does not know yet it may refuse some, which ask again.
+        assert run['unanswered'] == 0 and run['refused'] <= run['hosts'] // 20
     boots, one, several, first, steady, again = runs
     assert boots['empty_call_cpu_ms'] > 0
     for run, asked in (boots, 500), (one, 120), (several, 120):
         # Nodes that hand on as many as they may have hosts wait, which ask again.
-        assert run['answers'].keys() <= {'cold', 'wait'} and run['answers']['cold'] == asked
+        assert run['answers'].keys() <= {'cold', 'wait', 'refused'}
+        assert run['answers']['cold'] == asked - run['refused']
         assert run['calls'] == asked + run['told_to_wait']
         # Each is handed on once at most; a message comes to any node.
         assert 0 < run['between_nodes'] < run['calls']

@@ -137,10 +137,7 @@ class Cluster:
                 before = machine_busy()
                 boots = children.results(used, patience)
                 busy = busy_since(before)
-                for host in used:
-                    host.send('watched')
-                watched = {one for found_there in children.results(used, 60)
-                           for one in found_there}
+                watched = {one for host in used for one in host.call('watched')}
                 # Of a tap that is gone nothing would be counted.
                 self.node.call('check_tap')
                 found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read(), watched),

@@ -110,7 +110,7 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
     names = ('what', 'database', 'nodes', 'images', 'hosts', 'calls_per_second', 'cpu_ms_per_call',
              'empty_call_cpu_ms', 'p99_seconds', 'cores', 'refused', 'unanswered',
              'told_to_wait', 'full')
-    some = 'between_nodes', 'phase'
+    some = ('phase',)
     rows = [[*names, *some]] + [[*('' if run[name] is None else str(run[name]) for name in names),
                                  *(str(run.get(name, '')) for name in some)] for run in runs]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,6 +1,5 @@
 """Runs of the services: boots, storms of boots, hosts' reports, and images that are registered."""
 
-import contextlib
 import dataclasses
 import os
 import random
@@ -17,7 +16,7 @@ from bench.service.methods import Boots, Empty, Reports, Work
 from bench.service.player import Hosts, Played, Players, summed
 from bench.service.stage import Stage, StageError
 from bootcache.rpc.client import all_entries
-from bootcache.rpc.messages import ListImages, PlanBoot, ReportHoldings
+from bootcache.rpc.messages import ListImages
 
 PARTS = figures.PLAN_BOOT, figures.REGISTER, figures.STORM, figures.REPORTS
 # Of calls that are made one after the other.
@@ -81,9 +80,6 @@ class Measuring:
     def runs(self, parts: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the entries of the parts; images are registered in any case.
 
-        Those of several storage nodes have ``between_nodes`` as well: how many messages of the
-        run's method nodes have heard from nodes.
-
         :raises StageError: if images do not get their bases.
         """
         size = self._size
@@ -110,22 +106,6 @@ class Measuring:
         played = hosts.play(works, at_once)
         return Run(played, before, self._stage.usage())
 
-    @contextlib.contextmanager
-    def _between_nodes(self, method: str, runs: list[Run]) -> Iterator[dict[str, Any]]:
-        """Give a dictionary that has what the runs of the block say beside their figures.
-
-        :param method: that these runs call, and call alone.
-        :param runs: all of the block, when it ends.
-        """
-        found = dict[str, Any]()
-        if self._stage.nodes == 1:
-            yield found
-            return
-        before = self._stage.messages(method)
-        yield found
-        found['between_nodes'] = self._stage.messages(method) - before - sum(
-            run.calls for run in runs)
-
     def _each(self, work: Work) -> list[Work]:
         return [work] * self._players.count
 
@@ -147,26 +127,23 @@ class Measuring:
         with self._players.hosts('compute', size.callers) as hosts:
             # Each image was asked for before.
             hosts.play(self._boots(len(self._images) + 1, self._images), _AT_ONCE)
-            with self._between_nodes(PlanBoot.method, boots) as more:
-                for repeat in range(_REPEATS):
-                    empty.append(self._run(
-                        hosts, self._each(Empty(size.calls // self._players.count)), _AT_ONCE))
-                    boots.append(self._run(hosts, self._boots(
-                        size.calls, self._images, repeat * size.calls), _AT_ONCE))
+            for repeat in range(_REPEATS):
+                empty.append(self._run(
+                    hosts, self._each(Empty(size.calls // self._players.count)), _AT_ONCE))
+                boots.append(self._run(hosts, self._boots(
+                    size.calls, self._images, repeat * size.calls), _AT_ONCE))
         found = [run.cpu_ms_per_call for run in boots]
         return self._line(
             figures.PLAN_BOOT, figures.joined(boots), size.callers, at_once=_AT_ONCE,
             cpu_ms_per_call=round(statistics.median(found), 3),
             empty_call_cpu_ms=round(statistics.median(run.cpu_ms_per_call for run in empty), 3),
             empty_calls_per_second=round(figures.rate(figures.joined(empty)), 1),
-            cpu_ms_per_call_spread=round(max(found) - min(found), 3), **more)
+            cpu_ms_per_call_spread=round(max(found) - min(found), 3))
 
     def _storm(self, images: int) -> dict[str, Any]:
-        runs = list[Run]()
-        with self._players.hosts('storm', self._size.storm) as hosts, \
-                self._between_nodes(PlanBoot.method, runs) as more:
-            runs.append(self._run(hosts, self._boots(self._size.storm, self._images[:images])))
-        return self._line(figures.STORM, runs[0], self._size.storm, asked_images=images, **more)
+        with self._players.hosts('storm', self._size.storm) as hosts:
+            run = self._run(hosts, self._boots(self._size.storm, self._images[:images]))
+        return self._line(figures.STORM, run, self._size.storm, asked_images=images)
 
     def _reports(self) -> Iterator[dict[str, Any]]:
         size = self._size
@@ -176,14 +153,11 @@ class Measuring:
                                    ('after a restart', 1)):
                 if phase == 'after a restart':
                     self._stage.restart()
-                runs = list[Run]()
-                with self._between_nodes(ReportHoldings.method, runs) as more:
-                    runs.append(self._run(hosts, self._each(Reports(
-                        self._images, size.held, time.time(), periods * size.period, size.period,
-                        knows=phase != 'first', turn=turn))))
+                run = self._run(hosts, self._each(Reports(
+                    self._images, size.held, time.time(), periods * size.period, size.period,
+                    knows=phase != 'first', turn=turn)))
                 turn += periods
-                yield self._line(figures.REPORTS, runs[0], size.hosts, phase=phase, held=size.held,
-                                 **more)
+                yield self._line(figures.REPORTS, run, size.hosts, phase=phase, held=size.held)
 
     def _register(self, count: int) -> dict[str, Any]:
         """Register images at once, and wait until all have bases; hosts report meanwhile."""

@@ -207,13 +207,6 @@ class Stage:
         """Return the most memory that a service's process had since it started."""
         return max(node.peak_bytes() for node in self._nodes)
 
-    def messages(self, method: str) -> int:
-        """Return how many messages of a method all services have heard since they started.
-
-        :raises OSError: if one does not tell.
-        """
-        return sum(node.messages(method) for node in self._nodes)
-
 
 def _families(pids: Sequence[int]) -> list[psutil.Process]:
     """Return processes with all that are below them."""

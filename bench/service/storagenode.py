@@ -7,18 +7,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.request import urlopen
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from tools.ports import free_port
 
 TOP = Path(__file__).resolve().parents[2]
 _END_SECONDS = 60.0
-_ANSWER_SECONDS = 30.0
-# Counts each message, by its method, whether a host or another storage node has sent it.
-_MESSAGES = 'bootcache_rpc_seconds_count'
 
 
 class StorageNode:
@@ -31,14 +26,13 @@ class StorageNode:
     """
 
     def __init__(self, home: str, name: str, sections: Mapping[str, Mapping[str, object]]):
-        self.name, self._home, self._metrics_port = name, Path(home, name), free_port()
+        self.name, self._home = name, Path(home, name)
         self._process: subprocess.Popen[bytes] | None = None
         self._home.mkdir()
         own: dict[str, dict[str, object]] = {
             'DEFAULT': {'host': name},
             'bootcache': {'state_dir': self._home / 'state', 'run_dir': self._home / 'run',
-                          'export_host': '127.0.0.1', 'export_port': free_port(),
-                          'metrics_port': self._metrics_port}}
+                          'export_host': '127.0.0.1', 'export_port': free_port()}}
         self._file.write_text(''.join(
             f'[{section}]\n' + ''.join(
                 f'{key} = {value}\n'
@@ -106,16 +100,3 @@ class StorageNode:
         """Return the most memory that the service's process had since it started."""
         text = Path(f'/proc/{self.process.pid}/status').read_text()
         return int(re.findall(r'VmHWM:\s+(\d+) kB', text)[0]) * 1024
-
-    def messages(self, method: str) -> int:
-        """Return how many messages of a method came to the service since it started.
-
-        :raises OSError: if the service does not tell.
-        """
-        with urlopen(f'http://127.0.0.1:{self._metrics_port}/metrics',
-                     timeout=_ANSWER_SECONDS) as answer:
-            text = answer.read().decode()
-        return int(sum(
-            sample.value for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == _MESSAGES and sample.labels['method'] == method))

@@ -33,7 +33,6 @@ def test_each_figure_is_measured(rabbit_node):
     assert 10 < again['calls'] <= 20 and steady['calls'] == 10
     assert registered['registered'] == 2 and registered['seconds'] > registered['list_seconds_max']
     assert registered['memory_peak_bytes'] > 50 << 20
-    assert not any('between_nodes' in run for run in runs)
     report = bench.report(runs, 0.0)
     assert report['runs'] == runs and set(report['stand_ins']) == {'Glance', 'Nova', 'Keystone'}
 
@@ -55,10 +54,6 @@ def test_each_figure_of_three_nodes_is_measured(rabbit_node):
         assert run['answers'].keys() <= {'cold', 'wait', 'refused'}
         assert run['answers']['cold'] == asked - run['refused']
         assert run['calls'] == asked + run['told_to_wait']
-        # Each is handed on once at most; a message comes to any node.
-        assert 0 < run['between_nodes'] < run['calls']
     assert first['calls'] == 10
-    # Each is told to all nodes; the last ones may not have come to all.
-    assert 2 * 10 <= first['between_nodes'] <= 3 * 10
     # A node that has not heard of a report yet asks for it.
     assert 10 <= steady['calls'] <= 20 and 10 < again['calls'] <= 20

@@ -89,7 +89,7 @@ def test_a_tier_gets_what_it_does_not_have_yet(tmp_path):
 def test_each_phase_is_told_as_soon_as_it_is_over(monkeypatch):
     seen = []
     made = object.__new__(cluster.Cluster)
-    made.hosts = [SimpleNamespace(send=lambda *given: None)]
+    made.hosts = [SimpleNamespace(send=lambda *given: None, call=lambda *given: set())]
     made.node = SimpleNamespace(call=lambda name, *given: [])
     made._tap = SimpleNamespace(read=lambda: [])
     boot = SimpleNamespace(seconds=1.0)

@@ -307,7 +307,7 @@ class HostChild:
 
     def watched(self) -> set[Seen]:
         """Return what this host's watch has read."""
-        return self._watched.seen
+        return set(self._watched.seen)  # It goes on.
 
     def finish(self, phase: str) -> None:
         """Remove the server's disk; what the host keeps for the next boot stays."""

@@ -171,8 +171,13 @@ class Standbys:
         if record is None:
             return True  # Its row is not known yet, or what there is of the image is retiring.
         if home == self._membership.own or not one.is_of(record.made.base_hash) \
-                or not self._homes.has_whole(record, one) or not self._membership.takes_images:
+                or not self._homes.has_whole(record, one):
             return False
+        if not self._membership.takes_images:
+            # The last one that is left stays until the home works, or an operator has this node
+            # take images again.
+            node = None if home is None else self._membership.node(home)
+            return node is None or node.state is not NodeState.UP
         if not record.made.base_path:
             # Its home gets it again, or cannot.
             return record.standing is Standing.WANTED or bool(self._needs.hosts(image_id))

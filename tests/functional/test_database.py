@@ -506,6 +506,16 @@ def test_an_operator_makes_the_tables_and_sees_them(run):
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_before_the_first_start_the_default_database_need_not_be_there(directory):
+    path = f'{directory}/bootcache.conf'
+    with open(path, 'w') as stream:
+        stream.write(f'[bootcache]\nstate_dir = {directory}/none\n')
+    argv, options = command(STATUS, directory, '--config-file', path, 'upgrade', 'check')
+    checked = subprocess.run(argv, capture_output=True, check=False, **options)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert not os.path.exists(f'{directory}/none')
+
+
 @pytest.mark.parametrize(('program', 'arguments', 'code'), [
     (MANAGE, ['db', 'sync'], 1), (STATUS, ['upgrade', 'check'], 255)])
 def test_commands_say_what_is_wrong_in_one_line(directory, program, arguments, code):

@@ -132,6 +132,36 @@ def test_a_row_of_its_own_that_is_gone_tells_of_another_database(cloud, numbers)
     assert cloud.stores[two].anywhere(IMAGE) is None
 
 
+def test_a_row_that_was_added_again_is_not_taken_for_the_one_before(cloud, numbers):
+    one, two, three = numbers
+    cloud.put(one)
+    cloud.refresh()
+    cloud.claim(two, one)
+    cloud.stores[two].remove(IMAGE)
+    # It has not seen the removal, nor the row before.
+    fresh = ImageStore(str(cloud.path / 'c'), cloud.database, three)
+    fresh.add(Manifest(IMAGE))
+    old = cloud.stores[one]._held[IMAGE]
+    while fresh._held[IMAGE].version < old.version:
+        fresh.change(IMAGE, lambda known: known.wishing(pinned=not known.wished.pinned))
+    assert fresh._held[IMAGE].version == old.version
+    written = fresh.load(IMAGE)
+    assert cloud.stores[one].change(IMAGE, lambda known: known.wishing(name='x')) is None
+    assert cloud.stores[one].home(IMAGE) == three and fresh.refresh() == []
+    assert ImageStore(str(cloud.path / 'c'), cloud.database, three).load(IMAGE) == written
+
+
+def test_what_was_read_again_as_another_one_was_faster_is_told_by_the_next_refresh(cloud, numbers):
+    one, two, _three = numbers
+    cloud.put(one)
+    cloud.refresh()
+    cloud.stores[two].change(IMAGE, lambda known: known.wishing(pinned=True), anywhere=True)
+    cloud.stores[one].change(IMAGE, lambda known: known.wishing(name='x'))
+    told = []
+    cloud.stores[one].refresh(told.append)
+    assert told == [IMAGE] and cloud.stores[one].refresh() == []
+
+
 # Claims.
 
 def test_of_two_nodes_that_claim_an_image_one_gets_it(cloud, numbers):

@@ -279,6 +279,16 @@ def test_a_copy_that_is_of_no_use_is_removed(copied, change):
     assert copied.copies() == {} and not os.path.exists(copied.copy_path)
 
 
+def test_the_copy_of_a_drained_node_stays_while_the_home_is_away(copied):
+    copied.cloud.change(copied.three, wish=NodeWish.DRAINED)
+    copied.glance.contents.clear()
+    copied.cloud.pass_by(25, copied.one)
+    copied.each[copied.three].once()
+    assert os.path.exists(copied.copy_path)
+    copied.look(5)
+    assert not os.path.exists(copied.copy_path)
+
+
 def test_a_copy_stays_for_a_day_when_no_host_needs_it(copied):
     copied.needed.clear()
     copied.look(DAY - 2 * NEEDED)

@@ -212,7 +212,7 @@ class StorageService:
             standbys.start()
             home_upkeep = HomeUpkeep(
                 store, homes, membership, controller, exporter, tiers, orders, records,
-                lambda number: node_rows.forget(database, number, node.id))
+                lambda number: node_rows.forget(database, number, node.id), retiring.why_needed)
             for_nodes = validation.get_server(bus_transport, conf.host, endpoints, rejected,
                                               metrics, nodes=routing, for_nodes=True)
             for_nodes.start()

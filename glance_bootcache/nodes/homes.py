@@ -15,6 +15,7 @@ from bootcache import exception, savefile
 from bootcache.ceph import places
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import NO_IMAGE, NodeWish
+from bootcache.util.backoff import Backoff
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.images import policy
@@ -32,8 +33,10 @@ LOG = logging.getLogger(__name__)
 # Without being asked this node takes over images while so many of its own wait for their base:
 # servers that boot from another one would wait for all of these.
 _MOST_WAITING = 4
-# Between looks at what this node has of images that have another home.
+# Between looks at what this node has of images that have another home; and between questions to
+# Nova about one of them, at most.
 _GIVE_UP_SECONDS = 10.0
+_LONGEST_PAUSE = 300.0
 
 
 def may_keep(node: Node, record: Manifest) -> bool:
@@ -250,11 +253,13 @@ class HomeUpkeep:
 
     :param forget: removes the rows of a node that is gone for good, unless something names it;
         tells whether it did.
+    :param why_needed: tells what may need an image's base: see ``Retiring``.
     """
 
     def __init__(self, store: ImageStore, homes: Homes, membership: Membership,
                  controller: Controller, exporters: Exporters, tiers: StorageTiers, orders: Orders,
                  records: Records, forget: Callable[[int], bool],
+                 why_needed: Callable[[str], str],
                  clock: Callable[[], float] = time.monotonic):
         self._store = store
         self._homes = homes
@@ -265,35 +270,40 @@ class HomeUpkeep:
         self._orders = orders
         self._records = records
         self._forget = forget
-        self._clock = clock
-        self._given_up_at = float('-inf')
+        self._why_needed = why_needed
+        # When it is asked for images that are needed still.
+        self._needed = Backoff(_GIVE_UP_SECONDS, _LONGEST_PAUSE, clock)
         self._throttle = LogThrottle(LOG)
         self._stopping = threading.Event()
 
     def start(self) -> None:
         """Begin."""
-        threading.Thread(target=self._run, name='bootcache-homes', daemon=True).start()
+        # No image waits for Nova to be taken over.
+        for once, pause in (self.once, BEAT_SECONDS), (self.give_up_once, _GIVE_UP_SECONDS):
+            threading.Thread(target=self._run, args=(once, pause), name='bootcache-homes',
+                             daemon=True).start()
 
     def stop(self) -> None:
         """Begin nothing more."""
         self._stopping.set()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(BEAT_SECONDS):
+    def _run(self, once: Callable[[], None], pause: float) -> None:
+        while not self._stopping.wait(pause):
             if self._membership.are_several:
-                self.once()
+                once()
 
     def once(self) -> None:
-        """Do all of it once; what fails is logged, and keeps nothing else from being done."""
+        """Follow and take over; what fails is logged, and keeps nothing else from being done."""
         self._tell_who_is_away()
-        steps: list[tuple[str, Callable[[], object]]] = [
-            ('what other storage nodes write cannot be read', self._follow),
-            ('images of storage nodes that leave cannot be taken over', self._take_over),
-            ('snapshots of storage nodes that leave cannot be taken over', self._adopt)]
-        if self._clock() - self._given_up_at >= _GIVE_UP_SECONDS:
-            self._given_up_at = self._clock()
-            steps.append(('what has moved to other storage nodes cannot be given up',
-                          self.give_up_moved))
+        self._do(('what other storage nodes write cannot be read', self._follow),
+                 ('images of storage nodes that leave cannot be taken over', self._take_over),
+                 ('snapshots of storage nodes that leave cannot be taken over', self._adopt))
+
+    def give_up_once(self) -> None:
+        """Give up what has moved; what fails is logged."""
+        self._do(('what has moved to other storage nodes cannot be given up', self.give_up_moved))
+
+    def _do(self, *steps: tuple[str, Callable[[], object]]) -> None:
         for what, step in steps:
             try:
                 step()
@@ -337,28 +347,42 @@ class HomeUpkeep:
                 self._records.adopt(node.record.number)
 
     def give_up_moved(self) -> None:
-        """Serve no more, and remove, what this node has of images that have another home, as far as
-        that one has the base and no host reads from this one.
+        """Serve no more, and remove, what this node has of images that it does not serve as their
+        home, as far as no host reads from it, and the home has the base, or nobody needs it.
 
         :raises DatabaseAway: if the database does not answer.
         :raises StorageDaemonError: if an exporter does not answer.
         """
+        if not self._store.files.may_remove():
+            return  # The database may be an older state.
         here = self._exporters.served_images()
         files = self._store.files.by_image()
+        self._needed.keep_only(here | files.keys())
         for image_id in sorted(here | files.keys()):
-            home, record = self._store.home(image_id), self._store.anywhere(image_id)
-            if home == self._membership.own:
+            record = self._store.known(image_id)
+            if record is not None and record.made.base_path:
                 self._store.retire_unnamed(image_id, files.get(image_id, ()))
-            elif home is None or record is None or not record.made.base_path \
-                    or not self._is_there(home):
-                # What no row names is served on; and nobody else may have it.
-                continue
-            elif self._exporters.retire(image_id, with_base=True) and image_id in files:
+            elif self._may_give_up(image_id) \
+                    and self._exporters.retire(image_id, with_base=True) and image_id in files:
                 self._tiers.forget(image_id)
-                self._store.files.retire(image_id)
+                # What has been made since has another name.
+                self._store.files.change(image_id, retiring=files[image_id])
                 self._store.files.remove_retired(image_id)
-                LOG.info('image %s: its files are removed here, as another storage node has them',
-                         image_id)
+                LOG.info('image %s: its files are removed here, as another storage node has them,'
+                         ' or nothing needs them', image_id)
+
+    def _may_give_up(self, image_id: str) -> bool:
+        record, home = self._store.anywhere(image_id), self._store.home(image_id)
+        if record is None:
+            # What no row names is served on, unless its row was seen to go.
+            if not self._store.was_removed(image_id):
+                return False
+        elif record.made.base_path:
+            return home is not None and self._is_there(home)
+        elif record.standing is not Standing.SKIPPED:
+            return False  # Nobody else may have the base.
+        return self._needed.acquire(image_id) and not self._why_needed(image_id) \
+            and self._store.anywhere(image_id) is record
 
     def _is_there(self, home: int) -> bool:
         node = self._membership.node(home)

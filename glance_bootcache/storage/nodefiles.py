@@ -278,15 +278,6 @@ class NodeFiles:
         if failed is not None:
             raise failed
 
-    def retire(self, image_id: str) -> None:
-        """Have the files of an image that another node works on be removed.
-
-        :raises DatabaseAway: if the database does not answer.
-        """
-        self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
-            FileRow.node_id == self._node_id, FileRow.image_id == image_id,
-            FileRow.kind.in_(ON_DISK)).values(state=FileState.RETIRING.value)))
-
     def retire_all_but(self, image_id: str, names: Collection[str]) -> None:
         """Have files of an image be removed that its row does not name: it came back to this node.
 

@@ -209,6 +209,11 @@ class ImageStore:
         with self._memory:
             return frozenset(self._moved)
 
+    def was_removed(self, image_id: str) -> bool:
+        """Tell whether an image's row was there, and is not any more, since the process began."""
+        with self._memory:
+            return image_id in self._removed and image_id not in self._held
+
     # Writing: no lock is held over the database's transaction.
 
     def add(self, manifest: Manifest, home: int | None = None) -> Manifest | None:

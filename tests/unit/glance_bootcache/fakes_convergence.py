@@ -681,7 +681,7 @@ class Cloud(stateful.RuleBasedStateMachine):
                 return
             assert record.state is ImageState.SKIPPED, record
             assert not record.made.base_path
-            assert served == (None, None) or self.may_serve(node, record)
+            assert served == (None, None)
             return
         # One that was got for a server is recorded as the next server boots.
         is_asked_for = image in (self.asked_for if record.made.working_set is None
@@ -700,10 +700,6 @@ class Cloud(stateful.RuleBasedStateMachine):
     def named(self, node, record):
         """Return the names of the files that a node has of an image on which it works."""
         return nodefiles.named(record, node.house.store.directory(record.image_id))
-
-    def may_serve(self, node, record):
-        """Tell whether a node may serve an image that has no base."""
-        return False
 
     def check_given_up(self, node, image, record):
         """Check what a node has of an image on which it does not work."""

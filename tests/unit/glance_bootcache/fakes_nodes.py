@@ -117,6 +117,17 @@ class Cloud:
             base_path=path, look_rules=RULES).standing_at(Standing.DONE))
         self.refresh()
 
+    def change_image(self, number, change, image=IMAGE):
+        self.stores[number].change(image, change)
+        self.refresh()
+
+    def restart(self, number):
+        """Begin a new process, without upkeep."""
+        directory = str(self.path / self.rows[number].name)
+        self.stores[number] = ImageStore(directory, self.database, number)
+        self.homes[number] = Homes(self.stores[number], self.members[number],
+                                   ['', f'{directory}/glance'])
+
     def claim(self, number, home, image=IMAGE, base_path=''):
         return self.stores[number].claim(
             image, home, lambda known: policy.taken_over(

@@ -71,7 +71,6 @@ class Nodes(Cloud):
         (it does nothing, and goes on with what it has in memory) or 'faulty' (it does not find
         itself well, and so does not beat).
     :ivar races: what comes before a write, when so many were made.
-    :ivar left: images that were taken over, with the names of the nodes that were their homes.
     :ivar strays: files without a row, which a node left that was forgotten.
     """
 
@@ -79,7 +78,7 @@ class Nodes(Cloud):
     passes = (*Cloud.passes, NodeAway, RequestRefused)
 
     def __init__(self):
-        self.troubles, self.races, self.strays, self.left = {}, None, set(), set()
+        self.troubles, self.races, self.strays = {}, None, set()
         # What was there before each write that is under way.
         self.writing = []
         # After so long all that do not beat are out.
@@ -108,11 +107,10 @@ class Nodes(Cloud):
             patch.setattr(routing.messaging, 'get_rpc_client', lambda bus, target: None)
             node.routing = HandingOn(self, node)
         node.commands = NodeCommands(node.database, node.members, house.store)
-        # What has moved may be given up each time.
         node.upkeep = HomeUpkeep(
             house.store, node.homes, node.members, house.controller, house.exporter, house.tiers,
             house.orders, node.records, lambda other: self.forget(node, other),
-            itertools.count(step=10).__next__)
+            house.retiring.why_needed, self.seconds)
         node.row._membership = node.members
         node.row.beat()
         with contextlib.suppress(*self.passes):
@@ -226,7 +224,6 @@ class Nodes(Cloud):
             self.must_be(now == row or home == own or is_taken,
                          f'{own} makes {now} of {image}, which is {row}')
             if is_taken:
-                self.left.add((before.nodes[home], image))
                 # Without a working set: what the home of before may have begun.
                 self.allowed[image] += row[8] is None
         for key, state in before.files.items():
@@ -274,7 +271,12 @@ class Nodes(Cloud):
         self.become_quiet()
         self.pass_by(5)
         for node in self.nodes:
-            self.move(node, node.upkeep.once)
+            self.follow_once(node)
+
+    def follow_once(self, node):
+        """What a node's threads do by themselves each few seconds."""
+        self.move(node, node.upkeep.once)
+        self.move(node, node.upkeep.give_up_once)
 
     @stateful.rule(number=numbers, trouble=st.sampled_from(['down', 'stopped', 'faulty', 'cut']),
                    seconds=st.sampled_from([0, 25, 25, 605]), other=numbers)
@@ -307,7 +309,7 @@ class Nodes(Cloud):
         for again in range(len(self.nodes) if all_do else 1):
             node = self.nodes[(number + again) % len(self.nodes)]
             if self.is_awake(node):
-                self.move(node, node.upkeep.once)
+                self.follow_once(node)
 
     @stateful.rule(number=numbers, which=numbers, wish=st.sampled_from(list(_WISHES)))
     def wish(self, number, which, wish):
@@ -354,7 +356,7 @@ class Nodes(Cloud):
                     if home not in (None, other.row.id):
                         self.move(other, other.homes.take_over, image, home)
                 case 'follow':
-                    self.move(other, other.upkeep.once)
+                    self.follow_once(other)
                 case 'look':
                     if image in other.house.controller.queue.ready():
                         self.move(other, other.house.controller.queue.run, image)
@@ -393,6 +395,7 @@ class Nodes(Cloud):
     def once(self, node):
         super().once(node)
         node.upkeep.once()
+        node.upkeep.give_up_once()
 
     def quiet(self):
         super().quiet()
@@ -424,26 +427,6 @@ class Nodes(Cloud):
             assert node.house.store.anywhere(image) == record, node.name
             if node is not home and record is not None:
                 self.check_given_up(node, image, record)
-
-    def may_serve(self, node, record):
-        # known: of an image that is off, or that an operator has dropped, since another node has
-        # taken it over, the home of before keeps the files, and serves them, also if it is its home
-        # again.
-        return (node.name, record.image_id) in self.left and not record.made.base_path
-
-    def named(self, node, record):
-        named = super().named(node, record)
-        return named | {name for name, state in self.files(node, record.image_id).items()
-                        if state == 'ready'} if self.may_serve(node, record) else named
-
-    def check_given_up(self, node, image, record):
-        if record is not None and self.may_serve(node, record):
-            self.check_files(node, image, self.named(node, record))
-        elif record is None and (node.name, image) in self.left:
-            # known: one that was deleted before the home of before gave it up is served on there.
-            self.check_files(node, image, set())
-        else:
-            super().check_given_up(node, image, record)
 
     def check_files(self, node, image, named):
         assert self.files(node, image) == dict.fromkeys(named, 'ready'), node.name

@@ -12,10 +12,11 @@ from fakes_manager import FakeExporter, FakeTiers
 from fakes_nodes import CLONE, IMAGE, MANY, OTHER, RULES, SERVER, SNAPSHOT, glance_file
 
 from bootcache.exception import DatabaseAway, StorageDaemonError
-from bootcache.manifest import Manifest
+from bootcache.manifest import Goal, Manifest, Standing
 from bootcache.rpc.messages import NodeWish
 from glance_bootcache.db.models import FileState, ImageRow, StorageNodeRow
 from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.images import policy
 from glance_bootcache.nodes import node
 from glance_bootcache.nodes.homes import HomeUpkeep
 from glance_bootcache.snapshots.records import Record, Records
@@ -171,10 +172,13 @@ class Upkeep:
 
     :ivar queued: images that were looked at.
     :ivar forgotten: nodes whose rows were to be removed.
+    :ivar needed: images that servers need.
+    :ivar asked: images of which that was asked.
     """
 
     def __init__(self, cloud, number):
         self.queued, self.forgotten = [], []
+        self.needed, self.asked = {IMAGE}, []
         self.exporter, self.clock = Exporter(), Clock()
         self.tiers = FakeTiers(self.exporter, cloud.stores[number])
         self.orders, self.records = Orders(cloud.database), Records(cloud.database, number)
@@ -182,7 +186,11 @@ class Upkeep:
             cloud.stores[number], cloud.homes[number], cloud.members[number],
             types.SimpleNamespace(queue=types.SimpleNamespace(add=self.queued.append)),
             self.exporter, self.tiers, self.orders, self.records, self.forgotten.append,
-            self.clock)
+            self.why_needed, self.clock)
+
+    def why_needed(self, image_id):
+        self.asked.append(image_id)
+        return 'servers' * (image_id in self.needed)
 
     def once(self):
         self.queued.clear()
@@ -229,6 +237,13 @@ def test_what_has_moved_goes_when_the_new_home_has_the_base(cloud, numbers, move
     assert {number for number, _state in cloud.files().values()} == {two}
     moved.house.give_up_moved()
     assert moved.tiers.forgotten == [IMAGE]
+
+
+def test_not_while_the_database_may_be_an_older_state(cloud, numbers, moved):
+    cloud.get_base(numbers[1])
+    cloud.stores[numbers[0]].files.may_remove = lambda: False
+    moved.house.give_up_moved()
+    assert has_all(cloud, moved)
 
 
 def test_not_while_the_new_home_is_away(cloud, numbers, moved):
@@ -292,6 +307,78 @@ def test_nothing_is_written_of_images_whose_files_are_all_named(cloud, numbers, 
     monkeypatch.setattr(cloud.database, 'write', lambda change: pytest.fail('it is written'))
     upkeep.house.give_up_moved()
     assert len(cloud.on_disk(numbers[0])) == 1
+
+
+def is_given_up_when_nothing_needs_it(cloud, moved):
+    for _round in range(3):
+        moved.house.give_up_moved()
+        assert has_all(cloud, moved), 'servers need it'
+    moved.needed.clear()
+    moved.house.give_up_moved()
+    assert has_all(cloud, moved) and moved.asked == [IMAGE], 'Nova is not asked each time'
+    moved.clock.now += 10
+    moved.exporter.readers.add(IMAGE)
+    moved.house.give_up_moved()
+    assert has_all(cloud, moved), 'a host is connected'
+    moved.exporter.readers.clear()
+    moved.clock.now += 20
+    moved.house.give_up_moved()
+    assert has_nothing(cloud, moved)
+    return True
+
+
+def test_what_the_new_home_does_not_want_goes_when_nothing_needs_it(cloud, numbers, moved):
+    cloud.change_image(numbers[1], lambda known: policy.deleted(known, held=True))
+    assert is_given_up_when_nothing_needs_it(cloud, moved)
+    assert cloud.files() == {}
+
+
+def test_also_where_this_node_is_its_home_again(cloud, numbers, moved):
+    one, two, _three = numbers
+    cloud.change_image(two, lambda known: policy.deleted(known, held=True))
+    cloud.claim(one, two)
+    cloud.refresh()
+    assert is_given_up_when_nothing_needs_it(cloud, moved)
+
+
+def test_what_was_made_while_nova_was_asked_stays(cloud, numbers, moved, monkeypatch):
+    one, two, _three = numbers
+    cloud.change_image(two, lambda known: policy.deleted(known, held=True))
+
+    def asked(image_id):
+        cloud.claim(one, two)
+        cloud.change_image(one, lambda known: known.standing_at(Standing.WANTED, goal=Goal.SERVE))
+        return ''
+
+    monkeypatch.setattr(moved.house, '_why_needed', asked)
+    moved.house.give_up_moved()
+    assert has_all(cloud, moved)
+
+
+def test_what_was_deleted_is_served_no_more(cloud, numbers, moved):
+    cloud.stores[numbers[1]].remove(IMAGE)
+    moved.house.give_up_moved()
+    assert has_all(cloud, moved), 'it does not know'
+    cloud.refresh()
+    for _round in range(2):
+        moved.house.give_up_moved()
+    assert set(moved.exporter.serving) == {IMAGE}, 'servers need it'
+    moved.needed.clear()
+    moved.clock.now += 10
+    moved.house.give_up_moved()
+    assert moved.exporter.serving == {}
+    cloud.stores[numbers[0]].remove_retired()
+    assert cloud.on_disk(numbers[0]) == [] and cloud.files() == {}
+
+
+def test_what_a_database_does_not_have_is_served_on(cloud, numbers, moved):
+    """Also after a start: it may be an older state."""
+    cloud.stores[numbers[1]].remove(IMAGE)
+    cloud.restart(numbers[0])
+    again = Upkeep(cloud, numbers[0])
+    again.exporter.serving, again.needed = moved.exporter.serving, set()
+    again.house.give_up_moved()
+    assert set(again.exporter.serving) == {IMAGE} and again.asked == []
 
 
 def test_what_is_its_own_or_nobody_s_stays(cloud, numbers, upkeep):
@@ -468,19 +555,6 @@ def test_a_row_that_is_gone_keeps_no_other_from_being_looked_at(cloud, numbers, 
         sa.delete(ImageRow).where(ImageRow.image_id == IMAGE)))
     cloud.stores[two].touch(OTHER)
     assert OTHER in upkeep.once()
-
-
-def test_exporters_are_asked_for_what_has_moved_once_in_ten_seconds(cloud, numbers, moved):
-    cloud.get_base(numbers[1])
-    moved.exporter.readers.add(IMAGE)
-    moved.once()
-    moved.exporter.readers.clear()
-    moved.clock.now += 9
-    moved.once()
-    assert has_all(cloud, moved)
-    moved.clock.now += 1
-    moved.once()
-    assert has_nothing(cloud, moved)
 
 
 def test_who_is_away_is_told_once_and_when_it_is_back(cloud, numbers, caplog):

@@ -139,7 +139,7 @@ def test_a_base_that_is_needed_for_long_is_copied_by_one_node(world):
     assert [number for number in world.each if world.each[number].missing] == []
     assert world.glance.downloads == 1 and os.path.exists(path)
     # No row names it, and it is given up by nobody else.
-    world.cloud.stores[world.three].files.retire(IMAGE)
+    assert world.cloud.stores[world.three].files.by_image() == {}
     world.cloud.stores[world.three].retire_left()
     world.look()
     assert os.path.exists(path)

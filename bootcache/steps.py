@@ -53,6 +53,8 @@ TABLE = tuple(NamedStep(name, process, coming) for process, steps in {
         'replace: written': 'a row was changed; the files that only the one of before named go',
         'retire: withdrawn': 'a deleted image is not served any more; its files go',
         'retire: forgotten': 'the row of a deleted image is gone; its files go',
+        'claim: written': 'another node\'s image is this one\'s; nobody works on it yet',
+        'give up: withdrawn': 'what has moved is not served here any more; its files go',
     },
     Process.HOST: {
         'clone: made': 'this host has a clone of a base in Ceph; its parent is compared next',

@@ -232,7 +232,7 @@ def main(words: list[str]) -> int:
             for case in cases:
                 print(f'{case.name:20} {way}')
         for turn in of_nodes:
-            print(f'{turn.case.name:20} {turn.who}')
+            print(f'{turn.name:20} {turn.who}')
         tell(wanted, in_cloud)
         return 0
     # So that what was made is removed also when this is terminated.

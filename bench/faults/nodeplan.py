@@ -1,11 +1,14 @@
 """Storage nodes that fail: which cases there are, and what has to come of each. Pure."""
 
 import dataclasses
+import enum
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from bench.faults.report import Outcome
 from bench.faults.wayplan import MOST_SECONDS, Figures
+from bootcache import steps
+from bootcache.steps import Process
 
 NODES = 3
 # What has to hold, in seconds, beside that a read is answered or its guest paused in time: until
@@ -14,6 +17,29 @@ ON_SECONDS = 60.0
 # So long guests are waited for before that is called hanging.
 GIVEN_UP = 120.0
 DELETION = 'deletion'
+
+
+class Meanwhile(enum.Enum):
+    """What a storage node does when it is killed at a step."""
+
+    REGISTERS = 'registers'    # it works on a new image
+    DELETES = 'deletes'        # an image was deleted in Glance
+    TAKES_OVER = 'takes over'  # another node is drained
+    GIVES_UP = 'gives up'      # it is drained
+
+
+# By the beginning of a step's name.
+_MEANWHILE = {'retire': Meanwhile.DELETES, 'claim': Meanwhile.TAKES_OVER,
+              'give up': Meanwhile.GIVES_UP}
+# Of servers' requests, and of an image that is recorded anew: rows with one node have them.
+_NOT_HERE = ('promote', 'replace')
+# All steps of a storage node.
+STEPS = {step.name: next((what for name, what in _MEANWHILE.items() if step.name.startswith(name)),
+                         Meanwhile.REGISTERS)
+         for step in steps.TABLE if step.process is Process.STORAGE
+         and not step.name.startswith(_NOT_HERE)}
+# Of the short run.
+_QUICK_STEPS = 'register: named', 'claim: written', 'give up: withdrawn'
 
 
 def node_name(number: int) -> str:
@@ -59,7 +85,9 @@ CASES = (
     Case('drained', 5, moves=True),
     Case('clock-moved', 15, moves=False),
     Case('got-again', 25, moves=True, is_gone=True, is_of_own_base=True, of_each=False),
-    Case('database-away', 60, 600, moves=False, of_all=True, of_each=False))
+    Case('database-away', 60, 600, moves=False, of_all=True, of_each=False),
+    Case('killed-at', 25, moves=True, is_gone=True, of_each=False))
+_AT = CASES[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +97,26 @@ class Turn:
     :ivar case: what fails.
     :ivar node: number of the node, from 1 on; 0 for all of them, or for one that is found later.
     :ivar seconds: for which it lasts at least.
+    :ivar step: at which the node is killed; empty for a case of no step.
     """
 
     case: Case
     node: int
     seconds: float
+    step: str = ''
+
+    @property
+    def name(self) -> str:
+        """What fails, for people."""
+        return f'{self.case.name} {self.step}'.rstrip()
 
     @property
     def who(self) -> str:
         """The node's name, for people."""
         if self.node:
             return node_name(self.node)
+        if self.step:
+            return 'the home of most images'
         return 'all' if self.case.of_all else 'the home of an image that is in no store'
 
 
@@ -98,13 +135,16 @@ def chosen(names: Sequence[str], is_quick: bool) -> list[Turn]:
     whole = {case.name for case in CASES} & set(names)
     cases = [case for case in CASES if not names or case.name in whole or any(
         name in case.name for name in names if name not in whole)]
+    at_steps = [Turn(_AT, 0, _AT.seconds, step)
+                for step in (_QUICK_STEPS if is_quick else STEPS)] if _AT in cases else []
+    cases = [case for case in cases if case is not _AT]
     if is_quick:
         # One after the other: images that a node has lost stay with the others.
-        return [Turn(case, 0 if case.of_all or case.is_of_own_base else number % NODES + 1,
-                     case.seconds) for number, case in enumerate(cases)]
-    return [Turn(case, node, case.full_seconds or case.seconds) for case in cases for node in (
+        return [*(Turn(case, 0 if case.of_all or case.is_of_own_base else number % NODES + 1,
+                       case.seconds) for number, case in enumerate(cases)), *at_steps]
+    return [*(Turn(case, node, case.full_seconds or case.seconds) for case in cases for node in (
         *((0,) if case.of_all or case.is_of_own_base else ()),
-        *(range(1, NODES + 1) if case.of_each else ()))]
+        *(range(1, NODES + 1) if case.of_each else ()))), *at_steps]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from bench.faults.nodeplan import (
     unsettled,
 )
 from bench.faults.nodestage import NodesStage
+from bench.faults.nodesteps import AtStep
 from bench.faults.plan import READING
 from bench.faults.stage import PATIENCE, Trouble, file_systems
 from bench.faults.wayplan import Figures
@@ -176,22 +177,28 @@ class _Trial:
         """Try a case."""
         stage, case, began = self._stage, turn.case, time.monotonic()
         self._until_none(self._not_back, 'that all nodes work', _BACK_SECONDS)
+        at = AtStep(stage, turn.step, self._images[-1].content) if turn.step else None
+        if at is not None:
+            at.prepare()
+        node = at.node if at is not None else self._node(turn, homes_of(stage.rows()))
+        leaving = {node} if at is None else at.leaving
         before = stage.rows()
         homes = homes_of(before)
-        node = self._node(turn, homes)
-        lost = [image for image in self._images if not node or homes[image.image_id] == node]
+        lost = [image for image in self._images if not node or homes[image.image_id] in leaving]
         keep = [one for one in stage.nodes if one != node or case.is_gone]
+        if at is not None:
+            keep = [one for one in keep if one not in at.gives_up]
         rows, files = files_of(before, keep), stage.files(keep)
         stage.call(QEMU, 'begin')
         failed = time.monotonic()
-        undo = stage.fail(case, node)
+        undo = stage.fail(case, node) if at is None else at.strike()
         # Whatever becomes of this.
         lift = (float('inf'), undo)
         stage._lifts.append(lift)
         is_ours, errors, wrong = self._boot(lost[0]) if lost else (True, 0, 0)
         with contextlib.suppress(Trouble):
             stage.until(lambda: time.monotonic() > failed + turn.seconds and self._all_read()
-                        and not (case.moves and node in homes_of(stage.rows()).values()),
+                        and not (case.moves and self._are_homes(leaving)),
                         'that guests go on', turn.seconds + GIVEN_UP)
         removed = sorted(files - stage.files(keep))
         if not case.of_all:
@@ -200,22 +207,33 @@ class _Trial:
         undo()
         returned, troubles = time.monotonic(), []
         try:
+            if at is not None:
+                stage.until(at.is_done, 'what the killed node has begun', _BACK_SECONDS)
+                at.end()
             self._until_none(self._not_back, 'that all is as before', _BACK_SECONDS)
         except Trouble as error:
             troubles.append(str(error))
             stage.ask_what_they_do()
         now = time.monotonic()
         seen, gaps = self._seen(failed), stage.call(QEMU, 'gaps', failed)
-        moved = moved_between(before, stage.rows())
-        twice = sorted(image_id for image_id, count in self._recorded().items() if count > 1)
+        own = '' if at is None else at.image_id
+        moved = moved_between(before, stage.rows()) - {own}
+        removed = [one for one in removed if not own or own not in one]
+        # What was recorded and not written yet is recorded again.
+        twice = sorted(image_id for image_id, count in self._recorded().items()
+                       if count > (2 if image_id == own and turn.step == 'record: kept' else 1))
         troubles = [*faults_of(turn, seen, gaps, len(moved), len(lost)), *troubles]
         return NodeOutcome(
-            READING, case.name, _LIFE, round(now - began, 1), round(max(gaps), 1),
+            turn.step or READING, case.name, _LIFE, round(now - began, 1), round(max(gaps), 1),
             errors + sum(one.errors for one in seen), wrong + sum(one.wrong for one in seen), (),
             sum(one.pauses for one in seen), int(not is_ours), (), '; '.join(troubles),
             node or 'all', len(moved), len(lost), round(max(one.paused for one in seen), 1),
             round(max(one.unanswered for one in seen), 1), round(now - returned, 1),
             tuple(twice), tuple(removed))
+
+    def _are_homes(self, nodes: set[str]) -> bool:
+        homes = homes_of(self._stage.rows())
+        return any(homes[image.image_id] in nodes for image in self._images)
 
     def _node(self, turn: Turn, homes: dict[str, str]) -> str:
         """Return the node that fails; empty for all of them."""

@@ -268,6 +268,9 @@ class NodesStage(Stage):
         self._clocks |= {name: Clock() for name in self._namespaces}
         # Nodes whose service is not started again for now.
         self._down: set[str] = set()
+        # A node that is killed at a step, and that; whether it was.
+        self._armed: tuple[str, str] | None = None
+        self.has_struck = False
         self._have_hanging_disks, self._is_galera = have_hanging_disks, is_galera
         self._disks: dict[str, HangingDisk] = {}
         self._bus = Rabbit(network, root / 'mq')
@@ -364,6 +367,31 @@ class NodesStage(Stage):
 
     def _worker(self, name: str) -> Worker | None:
         return None if name in self._down else super()._worker(name)
+
+    def _make(self, name: str) -> Worker:
+        namespace, make = self._sides()[name]
+        return Worker(namespace, make, self._clocks.get(name, Clock()),
+                      [self._armed[1]] if self._armed and self._armed[0] == name else ())
+
+    def arm(self, node: str, step: str) -> None:
+        """Have a node's service begin anew; when it comes to a step, all of the node is killed."""
+        self._armed, self.has_struck = (node, step), False
+        self._workers[node].kill()
+
+    def disarm(self) -> None:
+        """Have nothing be killed at a step any more."""
+        self._armed = None
+
+    def strike(self, step: str) -> None:
+        """Kill the node that has come to a step, once."""
+        if self._armed is not None and not self.has_struck:
+            self.has_struck = True
+            self._kill_node(self._armed[0], service_alone=False)
+
+    def come_back(self, node: str) -> None:
+        """Have a node that was killed at a step be started again."""
+        self._armed = None
+        self._down.discard(node)
 
     # What there is.
 

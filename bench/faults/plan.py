@@ -61,6 +61,8 @@ _NOTES = ('register: heard', 'register: copied', 'build: served', 'chain: made')
 _IN_CEPH = READING, 'clone: made', 'gateway: nodes', 'chain: made', 'settle: piece'
 _OF_CEPH = ('ceph-away', 'ceph-frozen', 'osd-killed', 'key-taken', 'kill-clones',
             'freeze-clones', 'kill-node-clones')
+# Of several storage nodes: nodeplan.py has these.
+_OF_SEVERAL = ('claim', 'give up')
 # When the image is deleted already.
 _AFTER_DELETION = ('retire', 'evict: base')
 
@@ -200,7 +202,7 @@ def _faults_at(step: str) -> list[str]:
 def rows() -> list[Row]:
     """Return all that is tried, each at one step."""
     found = [_row(step.name, name, life_of(step.name)) for step in steps.TABLE
-             for name in _faults_at(step.name)]
+             if not step.name.startswith(_OF_SEVERAL) for name in _faults_at(step.name)]
     # What is not as it was on the storage node while servers read what arrives.
     found += [_row(step, 'corrupt', Life.ARRIVE) for step in sorted(_CHECKED)
               if step.startswith('build')]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from oslo_log import log as logging
 
-from bootcache import exception, savefile
+from bootcache import exception, savefile, steps
 from bootcache.ceph import places
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import NO_IMAGE, NodeWish
@@ -365,6 +365,7 @@ class HomeUpkeep:
             elif self._may_give_up(image_id) \
                     and self._exporters.retire(image_id, with_base=True) and image_id in files:
                 self._tiers.forget(image_id)
+                steps.reached('give up: withdrawn')
                 # What has been made since has another name.
                 self._store.files.change(image_id, retiring=files[image_id])
                 self._store.files.remove_retired(image_id)

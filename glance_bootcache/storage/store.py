@@ -315,7 +315,10 @@ class ImageStore:
             # It may be written, and its answer be lost.
             with contextlib.suppress(DatabaseAway):
                 self._read_again(image_id)
-        return self.known(image_id) if is_mine else None
+        if not is_mine:
+            return None
+        steps.reached('claim: written')
+        return self.known(image_id)
 
     def remove(self, image_id: str,
                may_go: Callable[[Manifest], bool] = lambda manifest: True) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from bench.faults import __main__ as command
 from bench.faults import nodeplan, report
-from bench.faults.nodeplan import CASES, NODES, NodeOutcome, Turn
+from bench.faults.nodeplan import CASES, NODES, Meanwhile, NodeOutcome, Turn
 from bench.faults.wayplan import Figures
+from bootcache import steps
 
 CASE = {case.name: case for case in CASES}
 GOOD = Figures(reads=100, unanswered=24.9, paused=59.0, pauses=1, until_on=4.9)
@@ -23,19 +24,19 @@ def test_the_full_run_has_each_case_of_each_node():
             'killed', 'service-killed', 'power-loss', 'frozen', 'disk-hangs', 'cut-from-database',
             'cut-from-bus', 'full-disk', 'drained', 'clock-moved')
           for node in (*((0,) if name == 'disk-hangs' else ()), *range(1, NODES + 1))),
-        ('got-again', 0), ('database-away', 0)]
+        ('got-again', 0), ('database-away', 0), *([('killed-at', 0)] * len(nodeplan.STEPS))]
     assert {turn.case.name: turn.seconds for turn in nodeplan.chosen([], False)}[
         'database-away'] == 600
 
 
 def test_the_short_run_has_each_case_once_of_one_node_after_the_other():
     turns = nodeplan.chosen([], True)
-    assert [turn.case for turn in turns] == list(CASES)
+    assert [turn.case for turn in turns] == [*CASES, CASES[-1], CASES[-1]]
     nodes = [turn.node for turn in turns if turn.node]
     assert all(before != after for before, after in itertools.pairwise(nodes))
     assert set(nodes) == set(range(1, NODES + 1))
     # Beside what else there is to do within ten minutes.
-    assert sum(turn.seconds for turn in turns) < 360
+    assert sum(turn.seconds for turn in turns) < 440
     assert {turn.case.name: turn.seconds for turn in turns}['database-away'] == 60
 
 
@@ -45,8 +46,21 @@ def test_names_choose_cases():
     assert names(nodeplan.chosen(['killed', 'drain'], False)) == [
         ('killed', 1), ('killed', 2), ('killed', 3), ('drained', 1), ('drained', 2), ('drained', 3)]
     assert nodeplan.chosen(['deletion'], False) == []
+    assert {turn.case.name for turn in nodeplan.chosen(['killed-at'], True)} == {'killed-at'}
     with pytest.raises(ValueError, match=r'frosen: none of the cases .*disk-hangs.*deletion'):
         nodeplan.chosen(['frosen'], True)
+
+
+def test_a_node_is_killed_at_each_step_of_the_storage_service():
+    found = [turn.step for turn in nodeplan.chosen(['killed-at'], False)]
+    assert len(set(found)) == len(found)
+    assert {step.name for step in steps.TABLE if step.process is steps.Process.STORAGE} \
+        == {*found, 'promote: copied', 'replace: written'}
+    quick = [turn.step for turn in nodeplan.chosen(['killed-at'], True)]
+    assert {nodeplan.STEPS[step] for step in quick} == {
+        Meanwhile.REGISTERS, Meanwhile.TAKES_OVER, Meanwhile.GIVES_UP}
+    assert nodeplan.STEPS['retire: withdrawn'] is Meanwhile.DELETES
+    assert not any(turn.step for turn in nodeplan.chosen(['killed'], False))
 
 
 def test_cases_are_listed(capsys):

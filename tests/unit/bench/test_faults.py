@@ -8,8 +8,8 @@ import time
 import pytest
 from oslo_utils import timeutils
 
-from bench.faults import __main__ as command, nodeplan
-from bench.faults import clock, cloudplan, gate, guestside, images, kinds, plan, report
+from bench.faults import __main__ as command
+from bench.faults import clock, cloudplan, gate, guestside, images, kinds, nodeplan, plan, report
 from bench.faults.cloudplan import Moment
 from bench.faults.kinds import FAULTS, Act
 from bench.faults.plan import READING, Life

@@ -201,7 +201,8 @@ class StorageService:
             bus_transport, conf.host, homes, records, membership, metrics)
         endpoints = Endpoints(
             controller, ReportedBoots(conf, store, exporter, controller, running, tiers), hosts,
-            Operators(store, tiers, controller, running, retiring, hosts, offers.given), warming,
+            Operators(store, tiers, controller, running, retiring, hosts, offers.given, conf.host),
+            warming,
             needs, rejected, offers, snapshots, metrics,
             NodeCommands(database, membership, store), routing)
         server = validation.get_server(bus_transport, conf.host, endpoints, rejected, metrics,

@@ -672,7 +672,7 @@ class GetImage(Message[dict[str, Any] | None]):
     """Return an image's manifest, with its progress, or None if it is not known.
 
     ``kept_for`` is a list of what may need its base: hosts, and, while a base is to go and cannot,
-    what else was found.
+    what else was found. ``node`` is the name of the storage node that works on the image.
     """
 
     image_id: ImageId

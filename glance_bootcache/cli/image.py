@@ -45,6 +45,7 @@ def _shown(image: dict[str, Any]) -> dict[str, Any]:
         'build_seconds': cache_image.get('build_seconds'), 'medium': image.get('medium'),
         'pinned': image.get('pinned'), 'settle': image.get('settle'),
         'kept_for': one_line(', '.join(image.get('kept_for') or ())),
+        'node': one_line(image.get('node')),
         'updated_at': image['updated_at']}
 
 

@@ -30,7 +30,7 @@ class Operators:
     """
 
     def __init__(self, store: ImageStore, tiers: StorageTiers, controller: Controller,
-                 running: Running, retiring: Retiring, hosts: Hosts, given: Given):
+                 running: Running, retiring: Retiring, hosts: Hosts, given: Given, node: str):
         self._store = store
         self._tiers = tiers
         self._controller = controller
@@ -38,6 +38,7 @@ class Operators:
         self._retiring = retiring
         self._hosts = hosts
         self._given = given
+        self._node = node
 
     # Images.
 
@@ -70,7 +71,8 @@ class Operators:
         """Return an image, or None if it is not known."""
         manifest = self._store.load(image_id)
         return None if manifest is None else {
-            **self._describe(manifest), 'kept_for': self._retiring.kept_for(image_id)}
+            **self._describe(manifest), 'kept_for': self._retiring.kept_for(image_id),
+            'node': self._node}
 
     def get_working_set(self, image_id: str) -> dict[str, Any] | None:
         """Return an image's working set document, or None."""

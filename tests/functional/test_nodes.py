@@ -42,6 +42,8 @@ sys.exit(manage.main(sys.argv[1:]))
 '''
 # For which two releases work side by side; once it was an hour.
 SIDE_BY_SIDE_SECONDS = float(os.environ.get('BOOTCACHE_SIDE_BY_SIDE_SECONDS', '5'))
+# A checkout of an earlier commit, whose release the earlier one is; this tree if there is none.
+EARLIER_TREE = os.environ.get('BOOTCACHE_EARLIER_TREE')
 # A standby copy is made at once.
 SOON = {'glance_bootcache/nodes/standbys.py': [
     ('_LOOK_SECONDS, _NEEDED_SECONDS = 60.0, 600.0', '_LOOK_SECONDS, _NEEDED_SECONDS = 1.0, 0.0')]}
@@ -331,7 +333,8 @@ def generations(send, images):
 
 
 def test_storage_nodes_of_two_releases_work_side_by_side(add_node, directory, send):
-    first, second = add_node('first'), add_node('second', tree_with(directory, LATER))
+    first = add_node('first', EARLIER_TREE and Path(EARLIER_TREE))
+    second = add_node('second', tree_with(directory, LATER))
     images = sorted(CONTENT)
     first.start()
     register(send, *images[:2])

@@ -160,7 +160,7 @@ def made_house(storage_conf, no_qemu, database):
                                          house.seconds)
             house.offers = ExchangeOffers(storage_conf, house.store, house.tiers)
             house.operators = Operators(house.store, house.tiers, house.controller, house.running,
-                                        house.retiring, house.table, house.offers.given)
+                                        house.retiring, house.table, house.offers.given, 'storage')
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
                                     house.requests, house.seconds)
             house.rejected = RejectedMessages(house.seconds)

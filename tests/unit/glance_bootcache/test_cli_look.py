@@ -239,8 +239,9 @@ def test_images_are_listed_with_their_names(cli):
 
 
 def test_what_keeps_a_base(cli):
-    cli.api.images = {IMAGE: image(IMAGE, kept_for=['host one', 'host t\x1bwo']),
+    cli.api.images = {IMAGE: image(IMAGE, kept_for=['host one', 'host t\x1bwo'], node='storage1'),
                       OTHER: image(OTHER)}
+    assert cli.json('image', 'show', IMAGE)['node'] == 'storage1'
     assert cli.json('image', 'show', IMAGE)['kept_for'] == 'host one, host t?wo'
     # A service of an earlier version tells none.
     assert cli.json('image', 'show', OTHER)['kept_for'] == ''

@@ -68,7 +68,7 @@ def test_a_registered_image_becomes_ready(house):
     assert document['in_hand'] is False and document['progress'] is None
     assert document['working_set']['bytes'] == 8192 and document['cache_image']['bytes'] == 11
     assert [extent[0] for extent in house.operators.get_working_set(IMAGE)['extents']] == [65536, 0]
-    assert document.pop('kept_for') == []
+    assert (document.pop('kept_for'), document.pop('node')) == ([], 'storage')
     assert house.operators.list_images() == [document]
     base, cache = house.exporter.serving[IMAGE]
     assert os.path.exists(base) and cache.endswith(document['cache_image']['file'])

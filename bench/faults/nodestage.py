@@ -400,10 +400,14 @@ class NodesStage(Stage):
         assert self._database is not None
         return self._database.copy()
 
-    def all_see_all(self) -> bool:
-        """Tell whether each node sees all of them work, and operators want nothing of any."""
-        return all(self.call(node, 'seen_nodes') == dict.fromkeys(self.nodes, ('up', None))
-                   for node in self.nodes)
+    def all_see_all(self, seconds: float = PATIENCE) -> bool:
+        """Tell whether each node sees all of them work, and operators want nothing of any.
+
+        :param seconds: for which each is asked.
+        :raises Trouble: if one does not answer.
+        """
+        wanted = dict.fromkeys(self.nodes, ('up', None))
+        return all(self.call(node, 'seen_nodes', seconds=seconds) == wanted for node in self.nodes)
 
     def files(self, nodes: Sequence[str]) -> set[str]:
         """Return the files of images that some nodes have, and what is in Glance's store."""

@@ -54,7 +54,13 @@ class AtStep:
             stage.until(lambda: stage.call(self.node, 'state', self.image_id)[3],
                         'a cache image', PATIENCE)
         stage.arm(self.node, self._step)
-        stage.until(lambda: stage.has_struck or stage.all_see_all(), 'that all nodes work again')
+        stage.until(self._works_again, 'that all nodes work again')
+
+    def _works_again(self) -> bool:
+        # It may come to the step as it begins.
+        with contextlib.suppress(Trouble):
+            return self._stage.has_struck or self._stage.all_see_all(_ANSWER_SECONDS)
+        return False
 
     def strike(self) -> Callable[[], None]:
         """Have the node come to the step, and be killed there; return what starts it again.
@@ -70,6 +76,7 @@ class AtStep:
         else:
             if self._meanwhile is Meanwhile.DELETES:
                 self._leave_glance()
+            # Unless it was killed as it began.
             with contextlib.suppress(Trouble):
                 stage.call(self.node, 'look', self.image_id, seconds=_ANSWER_SECONDS)
         stage.until(lambda: stage.has_struck, f'the step {self._step}')

@@ -75,7 +75,8 @@ class StorageNodeRow(Model):
         doc='version of the rules by which it looks at bases; it takes over no image whose base'
             ' later ones accepted')
     free_bytes = orm.mapped_column(sa.BigInteger, nullable=True,
-                                   doc='room in its state directory when it beat last')
+                                   doc='room in its state directory, beyond a quarter of the'
+                                   ' disk, when it beat last')
 
 
 class ImageRow(Model):

@@ -344,7 +344,7 @@ class ImageWork:
         """
         if manifest.made.base_hash == image.image_hash:
             return
-        if (manifest.made.base_path and self._retiring.why_needed(image.image_id)) \
+        if (manifest.made.base_hash and self._retiring.why_needed(image.image_id)) \
                 or not self._exporter.retire(image.image_id, with_base=True):
             raise exception.BuildFailed('', Reason.OLDER_CONTENT_IN_USE)
 

@@ -75,9 +75,6 @@ class Homes:
         self._store_dirs = [path for path in store_dirs if path]
         # Figure for Prometheus: one lost between two threads does no harm.
         self.taken_over = 0
-        self._lock = threading.Lock()  # guards what follows
-        # What was taken over and is to be looked at.
-        self._taken: list[str] = []
 
     def route(self, image_id: str) -> str | None:
         """Return the name of the node that answers about an image; None for this one.
@@ -94,8 +91,10 @@ class Homes:
         if home is None or home == self._membership.own:
             return None
         node = self._membership.node(home)
-        if node is not None and node.state is NodeState.UP \
-                and node.record.wish is not NodeWish.FORGOTTEN:
+        if node is None:
+            raise NodeAway(f'image {image_id}: a storage node works on it that has just come, and'
+                           ' that this one has not seen yet; ask again in a moment')
+        if node.state is NodeState.UP and node.record.wish is not NodeWish.FORGOTTEN:
             return node.record.name
         other = self._membership.node(self._keeper(image_id, home))
         if other is not None and other.record.number != self._membership.own:
@@ -105,16 +104,17 @@ class Homes:
         home = self._store.home(image_id)
         if home is None or home == self._membership.own:
             return None
-        raise NodeAway(f'image {image_id}: the storage node {_named(node)} works on it, which is'
-                       ' away; it is taken over in a moment, or when that one is back')
+        raise NodeAway(f'image {image_id}: the storage node {node.record.name} works on it, which'
+                       ' is away; it is taken over in a moment, or when that one is back')
 
     def take_over(self, image_id: str, home: int) -> bool:
         """Make this node work on another one's image; return whether it does then.
 
         :raises DatabaseAway: if that cannot be written.
         """
-        record = self._store.anywhere(image_id)
-        if record is None or not self._membership.may_judge or not self._membership.takes_images \
+        record, node = self._store.anywhere(image_id), self._membership.node(home)
+        if record is None or node is None \
+                or not self._membership.may_judge or not self._membership.takes_images \
                 or not policy.can_be_taken_over(record):
             return False
         base_path, base_file = self._base_here(record)
@@ -132,19 +132,11 @@ class Homes:
         if taken is None:
             return False
         self.taken_over += 1
-        with self._lock:
-            self._taken.append(image_id)
         LOG.warning('image %s: taken over from the storage node %s: %s', image_id,
-                    _named(self._membership.node(home)), f'its base is read from {base_path}'
+                    node.record.name, f'its base is read from {base_path}'
                     if base_path else 'its base is got again when it is needed'
                     if not taken.goal else 'its base is got again')
         return True
-
-    def taken(self) -> list[str]:
-        """Return what was taken over since this was asked last: it is to be looked at."""
-        with self._lock:
-            taken, self._taken = self._taken, []
-        return taken
 
     def _base_here(self, record: Manifest) -> tuple[str, tuple[int, int, int] | None]:
         """Return by which path this node has the base that another one has looked at, empty if it
@@ -158,7 +150,7 @@ class Homes:
             return made.base_path, made.base_file
         if path := self._shared_file(record):
             return path, made.base_file
-        if not made.base_hash or (not made.base_path and record.standing is not Standing.WANTED):
+        if not made.base_hash:
             return '', None
         for one in self._store.files.standbys(record.image_id).get(record.image_id, ()):
             if one.node_id == self._membership.own and one.is_whole and one.is_of(made.base_hash) \
@@ -244,10 +236,6 @@ class Homes:
                 for image_id in mine[:max(0, _MOST_WAITING - waiting)]]
 
 
-def _named(node: Node | None) -> str:
-    return 'that is not known any more' if node is None else node.record.name
-
-
 class HomeUpkeep:
     """Follows what other nodes write, takes over what is due, and gives up what has moved.
 
@@ -289,14 +277,14 @@ class HomeUpkeep:
 
     def _run(self, once: Callable[[], None], pause: float) -> None:
         while not self._stopping.wait(pause):
-            if self._membership.are_several:
-                once()
+            once()
 
     def once(self) -> None:
         """Follow and take over; what fails is logged, and keeps nothing else from being done."""
         self._tell_who_is_away()
-        self._do(('what other storage nodes write cannot be read', self._follow),
-                 ('images of storage nodes that leave cannot be taken over', self._take_over),
+        self._do(('images of storage nodes that leave cannot be taken over', self._take_over),
+                 # It has what was taken over looked at.
+                 ('what other storage nodes write cannot be read', self._follow),
                  ('snapshots of storage nodes that leave cannot be taken over', self._adopt))
 
     def give_up_once(self) -> None:
@@ -326,13 +314,8 @@ class HomeUpkeep:
         self._store.refresh(self._controller.queue.add)
 
     def _take_over(self) -> None:
-        try:
-            for image_id, home in self._homes.due():
-                self._homes.take_over(image_id, home)
-        finally:
-            # Also what somebody has asked for.
-            for image_id in self._homes.taken():
-                self._controller.queue.add(image_id)
+        for image_id, home in self._homes.due():
+            self._homes.take_over(image_id, home)
         homes = set(self._store.homes().values())
         for node in self._membership.leaving():
             if node.record.wish is NodeWish.FORGOTTEN and node.state is not NodeState.UP \
@@ -358,30 +341,34 @@ class HomeUpkeep:
         here = self._exporters.served_images()
         files = self._store.files.by_image()
         self._needed.keep_only(here | files.keys())
+        failed = None
         for image_id in sorted(here | files.keys()):
-            record = self._store.known(image_id)
-            if record is not None and record.made.base_path:
-                self._store.retire_unnamed(image_id, files.get(image_id, ()))
-            elif self._may_give_up(image_id) \
-                    and self._exporters.retire(image_id, with_base=True) and image_id in files:
-                self._tiers.forget(image_id)
-                steps.reached('give up: withdrawn')
-                # What has been made since has another name.
-                self._store.files.change(image_id, retiring=files[image_id])
-                self._store.files.remove_retired(image_id)
-                LOG.info('image %s: its files are removed here, as another storage node has them,'
-                         ' or nothing needs them', image_id)
+            try:
+                self._give_up(image_id, files.get(image_id, ()))
+            except exception.StorageDaemonError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _give_up(self, image_id: str, names: Collection[str]) -> None:
+        record = self._store.known(image_id)
+        if record is not None and record.made.base_path:
+            self._store.give_up(image_id, names)
+        elif self._may_give_up(image_id) \
+                and self._exporters.retire(image_id, with_base=True) and names:
+            self._tiers.forget(image_id)
+            steps.reached('give up: withdrawn')
+            self._store.give_up(image_id, names)
+            LOG.info('image %s: its files are removed here, as another storage node has them, or'
+                     ' nothing needs them', image_id)
 
     def _may_give_up(self, image_id: str) -> bool:
         record, home = self._store.anywhere(image_id), self._store.home(image_id)
-        if record is None:
-            # What no row names is served on, unless its row was seen to go.
-            if not self._store.was_removed(image_id):
-                return False
-        elif record.made.base_path:
+        if record is not None and record.made.base_path:
             return home is not None and self._is_there(home)
-        elif record.standing is not Standing.SKIPPED:
-            return False  # Nobody else may have the base.
+        # What no row names is served on, unless its row was seen to go.
+        if record is None and not self._store.was_removed(image_id):
+            return False
         return self._needed.acquire(image_id) and not self._why_needed(image_id) \
             and self._store.anywhere(image_id) is record
 

@@ -40,7 +40,7 @@ class NodeRecord:
     :ivar wish: what an operator wants of it; None if nothing.
     :ivar rpc: version of the messages that it speaks; empty while not known.
     :ivar look_rules: version of its rules by which bases are looked at; 0 while not known.
-    :ivar free_bytes: room in its state directory.
+    :ivar free_bytes: room in its state directory, beyond a quarter of the disk.
     """
 
     number: int

@@ -29,9 +29,8 @@ LOG = logging.getLogger(__name__)
 _LOOK_SECONDS, _NEEDED_SECONDS = 60.0, 600.0
 # For which a copy stays that no host needs: the image's next server may come.
 _KEPT_SECONDS = 86400.0
-# Of a node's free room, a copy has one part at most; of its disk, copies that are made leave a part
-# free, and are given up where a smaller part is not.
-_PARTS, _LEFT_FREE, _LEAST_FREE = 2, 4, 8
+# Of a node's disk: copies are given up where such a part of it is not free.
+_LEAST_FREE = 8
 _AGAIN_SECONDS, _AGAIN_LONGEST = 300.0, 3600.0
 
 _ByImage = Mapping[str, Collection[Standby]]
@@ -44,7 +43,7 @@ def chosen(nodes: Iterable[Node], home: int, record: Manifest) -> int | None:
     :param home: number of the node that has the base.
     """
     able = [node.record for node in nodes if may_keep(node, record) and node.record.number != home
-            and node.record.free_bytes >= _PARTS * record.made.stored_bytes]
+            and node.record.free_bytes >= record.made.stored_bytes]
     return max(able, key=lambda one: (one.free_bytes, -one.number)).number if able else None
 
 
@@ -104,8 +103,6 @@ class Standbys:
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):
-            if not self._membership.are_several:
-                continue
             try:
                 self.once()
                 self._throttle.recovered('', 'standby copies are looked after again')
@@ -155,8 +152,10 @@ class Standbys:
         useless = {(image_id, one) for image_id, one in mine
                    if image_id in spare or not self._is_of_use(image_id, one)}
         total, free = self._disk()
-        if free < total // _LEAST_FREE and mine - useless:
-            useless.add(min(mine - useless, key=lambda found: found[1].made_at))
+        working = {node.record.number for node in nodes if node.state is NodeState.UP}
+        spared = {found for found in mine - useless if self._store.home(found[0]) in working}
+        if free < total // _LEAST_FREE and spared:
+            useless.add(min(spared, key=lambda found: found[1].made_at))
         for image_id, one in useless:
             self._store.files.give_up(image_id, one.name)
 
@@ -186,11 +185,11 @@ class Standbys:
     def _get_if_due(self, record: Manifest) -> None:
         image_id, own = record.image_id, self._membership.own
         home, nodes = self._store.home(image_id), self._membership.nodes()
-        if home is None or home == own or not self._membership.may_judge \
+        if home is None or not self._membership.may_judge \
                 or own != chosen(nodes, home, record) \
                 or self._clock() - self._needed_since[image_id] < _NEEDED_SECONDS \
                 or record.wished.availability not in (Availability.ACTIVE, Availability.HIDDEN) \
-                or not self._has_room(record) or not self._again.acquire(image_id):
+                or not self._again.acquire(image_id):
             return
         # Others may have been got meanwhile, here and elsewhere.
         if not is_missing(self._store.files.standbys(image_id).get(image_id, ()), record, home,
@@ -206,10 +205,6 @@ class Standbys:
         except Exception as error:
             LOG.info('image %s: this node cannot have a standby copy of its base now: %s', image_id,
                      error)
-
-    def _has_room(self, record: Manifest) -> bool:
-        total, free = self._disk()
-        return free - record.made.stored_bytes >= total // _LEFT_FREE
 
     def _get(self, record: Manifest) -> bool:
         image_id, files = record.image_id, self._store.files

@@ -129,13 +129,14 @@ class Exporters:
                 or ((not image_id or each.may_serve(image_id)) and each.runs)]
 
     def check(self) -> None:
-        """Check that exporters answer: the one of all hosts, or those of single hosts that run.
+        """Check that exporters answer: the one of all hosts, or one of those of single hosts.
 
-        :raises StorageDaemonError: if one does not.
+        :raises StorageDaemonError: if none that runs does.
         """
         if not self._has_own:
             self.common.check()
-        elif untold := self.untold():
+        elif (untold := self.untold()) and len(untold) == sum(
+                each.runs for each in self._every() if each is not self.common):
             raise exception.StorageDaemonError(
                 f'{len(untold)} exporters of single hosts do not answer: see the log of'
                 ' glance-bootcache')

@@ -278,19 +278,8 @@ class NodeFiles:
         if failed is not None:
             raise failed
 
-    def retire_all_but(self, image_id: str, names: Collection[str]) -> None:
-        """Have files of an image be removed that its row does not name: it came back to this node.
-
-        :param names: that the row names.
-        :raises DatabaseAway: if the database does not answer.
-        """
-        self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
-            FileRow.node_id == self._node_id, FileRow.image_id == image_id,
-            FileRow.kind.in_(ON_DISK), FileRow.state == FileState.READY.value,
-            FileRow.name.not_in(names)).values(state=FileState.RETIRING.value)))
-
     def by_image(self) -> dict[str, set[str]]:
-        """Return the names of this node's files that are not to be removed, by image.
+        """Return the names of this node's files that are ready, by image.
 
         :raises DatabaseAway: if the database does not answer.
         """
@@ -298,7 +287,7 @@ class NodeFiles:
         for image_id, name in self._database.read(lambda connection: connection.execute(
                 sa.select(FileRow.image_id, FileRow.name).where(
                     FileRow.node_id == self._node_id, FileRow.kind.in_(ON_DISK),
-                    FileRow.state != FileState.RETIRING.value)).all()):
+                    FileRow.state == FileState.READY.value)).all()):
             found.setdefault(image_id, set()).add(name)
         return found
 

@@ -83,8 +83,8 @@ class ImageStore:
         self._removed: cachetools.LRUCache[str, int] = cachetools.LRUCache(_MOST_REMOVED)
         # Images whose rows this process deletes, or has deleted where the answer was lost.
         self._leaving: set[str] = set()
-        # Images whose rows were read again as somebody else was faster, or an answer was lost: what
-        # they say now is to be looked at.
+        # Images that this node has taken over, and whose rows were read again as somebody else was
+        # faster, or an answer was lost: what they say now is to be looked at.
         self._unseen: set[str] = set()
         # When images were seen to have got another home, in monotonic seconds.
         self._moved: cachetools.TTLCache[str, float] = cachetools.TTLCache(
@@ -309,14 +309,19 @@ class ImageStore:
                                  if os.path.dirname(path) == self.directory(image_id) else '')
             return True
 
+        is_mine = False
         try:
             is_mine = self._database.write(take)
         finally:
-            # It may be written, and its answer be lost.
-            with contextlib.suppress(DatabaseAway):
-                self._read_again(image_id)
+            if not is_mine:
+                # It may be written, and its answer be lost.
+                with contextlib.suppress(DatabaseAway):
+                    self._read_again(image_id)
         if not is_mine:
             return None
+        self._remember(image_id, taken)
+        with self._memory:
+            self._unseen.add(image_id)
         steps.reached('claim: written')
         return self.known(image_id)
 
@@ -416,19 +421,28 @@ class ImageStore:
             self._moved[image_id] = time.monotonic()
         self._held = {**self._held, image_id: row}
 
-    def retire_unnamed(self, image_id: str, there: Collection[str]) -> None:
-        """Have files of an image be removed that were its row's before another node worked on it,
-        if this node has its base otherwise.
+    def give_up(self, image_id: str, names: Collection[str]) -> None:
+        """Have files of an image be removed, but what its row names; if that is as in memory.
 
-        :param there: names of the image's files, as of ``NodeFiles.by_image``.
+        :param names: of this node's files.
         :raises DatabaseAway: if the database does not answer.
         """
-        record = self.known(image_id)
-        if record is not None and record.made.base_path:
-            names = nodefiles.named(record, self.directory(image_id))
-            # Most have none: nothing is written for them.
-            if not names.issuperset(there):
-                self.files.retire_all_but(image_id, names)
+        held = self._held.get(image_id)
+        own = held.manifest if held is not None and held.home == self._node_id else None
+        given_up = set(names) - nodefiles.named(own, self.directory(image_id))
+        if not given_up:
+            return
+        where = (ImageRow.image_id == image_id,) if held is None else _is_still(image_id, held)
+
+        def give_up(connection: sa.Connection) -> None:
+            # Nobody changes it meanwhile.
+            is_there = connection.execute(sa.select(ImageRow.version).where(
+                *where).with_for_update()).first() is not None
+            if is_there == (held is not None):
+                self.files.turn_over(connection, image_id, (), given_up)
+
+        self._database.write(give_up)
+        self.files.remove_retired(image_id)
 
     def refresh(self, changed: Callable[[str], object] = lambda image_id: None) -> list[str]:
         """Read rows again that are not as in memory: another node may have written them, or the

@@ -14,7 +14,7 @@ from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import PlanBoot, ReportBoot, ServeStored
 from bootcache.rpc.report import HostReport
 from glance_bootcache.images import controller as controller_module
-from glance_bootcache.images import imagework
+from glance_bootcache.images import imagework, policy
 from glance_bootcache.storage import inspection
 from tools import storedimages
 
@@ -88,6 +88,18 @@ def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
     house.build(IMAGE)
     house.settle()
     assert house.store.load(IMAGE).reason == '' and not os.path.exists(one.made.base_path)
+
+
+def test_older_content_that_another_node_has_is_needed_as_well(house):
+    one = ready(house, b'1' * 4096)
+    house.boots.servers = {IMAGE}
+    # As an image that was taken over.
+    house.store.change(IMAGE, lambda known: policy.taken_over(known, '', None))
+    house.images.put(IMAGE, b'2' * 4096)
+    house.build(IMAGE)
+    house.settle()
+    manifest = house.store.load(IMAGE)
+    assert manifest.made.base_hash == one.made.base_hash and 'older content' in manifest.reason
 
 
 def test_while_new_content_is_got_no_server_gets_the_older_one(house, monkeypatch):

@@ -234,6 +234,7 @@ def test_nobody_waits_for_those_that_hang(cloud, machine, monkeypatch):
         if cloud.untold() == hang:
             break
     assert cloud.untold() == hang
+    cloud.check()
     # Nor for what they serve.
     cloud.withdraw_idle(NEEDED, 3600)
     cloud.end_unused(-1)
@@ -245,6 +246,17 @@ def test_nobody_waits_for_those_that_hang(cloud, machine, monkeypatch):
         if not cloud.untold():
             break
     assert not cloud.untold()
+
+
+def test_where_no_exporter_answers_the_node_does_not_work(cloud, machine, monkeypatch):
+    monkeypatch.setattr(exporters, '_ROUND_SECONDS', 0.1)
+    for number in range(10, HOSTS):
+        del machine.running[f'exporter-{20000 + number}']
+    machine.hanging = set(machine.running)
+    cloud.start()
+    with pytest.raises(exception.StorageDaemonError, match='10 exporters of single hosts'):
+        cloud.check()
+    machine.goes_on.set()
 
 
 MANIFEST = Manifest(IMAGE, Standing.DONE, made=Made(base_export=naming.export_name(

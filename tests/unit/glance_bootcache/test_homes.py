@@ -294,12 +294,9 @@ def test_what_a_node_has_of_an_image_that_comes_back_is_named_or_goes(cloud, num
     cloud.claim(two, one)
     cloud.refresh()
     cloud.claim(one, two)
-    cloud.stores[one].retire_unnamed(IMAGE, cloud.stores[one].files.by_image()[IMAGE])
-    cloud.stores[one].remove_retired()
-    assert len(cloud.on_disk(one)) == 1, 'while it has no other one'
     cloud.get_base(one)
-    cloud.stores[one].retire_unnamed(IMAGE, cloud.stores[one].files.by_image()[IMAGE])
-    cloud.stores[one].remove_retired()
+    assert len(cloud.on_disk(one)) == 2
+    cloud.stores[one].give_up(IMAGE, cloud.stores[one].files.by_image()[IMAGE])
     assert cloud.on_disk(one) == [os.path.basename(cloud.stores[one].load(IMAGE).made.base_path)]
 
 
@@ -505,14 +502,15 @@ def test_a_node_that_is_drained_answers_until_others_have_its_images(cloud, numb
     assert cloud.homes[one].route(IMAGE) == 'b' and cloud.homes[two].route(IMAGE) is None
 
 
-def test_an_image_of_a_node_that_is_not_known_any_more_is_taken_over(cloud, numbers, caplog):
+def test_an_image_of_a_node_that_has_just_come_is_not_taken_over(cloud, numbers):
+    """This one has not seen its row yet."""
     one, two, _three = numbers
     cloud.put(two)
-    del cloud.rows[two]
-    cloud.look()
-    assert cloud.homes[one].route(IMAGE) is None
-    assert cloud.stores[one].load(IMAGE) is not None
-    assert 'the storage node that is not known any more' in caplog.text
+    cloud.members[one].observe([row for number, row in cloud.rows.items() if number != two])
+    with pytest.raises(NodeAway, match='just come'):
+        cloud.homes[one].route(IMAGE)
+    assert not cloud.homes[one].take_over(IMAGE, two)
+    assert cloud.stores[two].load(IMAGE) is not None
 
 
 def test_who_cannot_judge_asks_the_home(cloud, numbers):
@@ -525,13 +523,6 @@ def test_who_cannot_judge_asks_the_home(cloud, numbers):
     assert cloud.stores[two].load(IMAGE) is not None and cloud.homes[one].taken_over == 0
 
 
-def no_judge(cloud, one, two):
-    """Its home is not known, and this node has seen nobody for a while."""
-    del cloud.rows[two]
-    cloud.look()
-    cloud.members[one].forget_clocks()
-
-
 def draining(cloud, one, _two):
     cloud.change(one, wish=NodeWish.DRAINED)
 
@@ -541,7 +532,7 @@ def newer_rules(cloud, _one, two):
         base_path='/glance/x', look_rules=RULES + 1))
 
 
-@pytest.mark.parametrize('hinders', [no_judge, draining, newer_rules])
+@pytest.mark.parametrize('hinders', [draining, newer_rules])
 def test_where_this_node_may_not_take_it_over_nobody_answers_now(cloud, numbers, hinders):
     one, two, _three = numbers
     cloud.put(two)

@@ -22,6 +22,9 @@ from glance_bootcache.nodes.homes import HomeUpkeep
 from glance_bootcache.snapshots.records import Record, Records
 from glance_bootcache.storage.nodefiles import FileKind
 
+# It comes before IMAGE.
+FIRST = min(MANY)
+
 # What is taken over without being asked for.
 
 def fill(cloud, number, images=tuple(MANY), **made):
@@ -379,6 +382,53 @@ def test_what_a_database_does_not_have_is_served_on(cloud, numbers, moved):
     again.exporter.serving, again.needed = moved.exporter.serving, set()
     again.house.give_up_moved()
     assert set(again.exporter.serving) == {IMAGE} and again.asked == []
+
+
+@pytest.mark.parametrize('standing', [Standing.FAILED, Standing.WANTED])
+def test_what_the_new_home_does_not_get_goes_when_nothing_needs_it(cloud, numbers, moved,
+                                                                   standing):
+    cloud.change_image(numbers[1], lambda known: known.standing_at(standing))
+    assert is_given_up_when_nothing_needs_it(cloud, moved)
+
+
+def test_what_is_made_meanwhile_stays(cloud, numbers, upkeep, monkeypatch):
+    """A step writes its base just before what the row of before did not name is given up."""
+    one = numbers[0]
+    store = cloud.stores[one]
+    cloud.with_base(one)
+    store.change(IMAGE, lambda known: known.making(base_path='/elsewhere/base'))
+    new, real = cloud.file(one), store._database.write
+    store.files.change(IMAGE, ready=[new])
+
+    def late(change):
+        monkeypatch.setattr(store._database, 'write', real)
+        store.change(IMAGE, lambda known: known.making(base_path=store.path(IMAGE, new)))
+        return real(change)
+
+    monkeypatch.setattr(store._database, 'write', late)
+    upkeep.house.give_up_moved()
+    store.remove_retired()
+    assert os.path.exists(store.load(IMAGE).made.base_path)
+    upkeep.house.give_up_moved()
+    assert os.path.exists(store.load(IMAGE).made.base_path)
+
+
+def test_an_exporter_that_does_not_answer_keeps_no_other_image(cloud, numbers, moved, monkeypatch):
+    cloud.get_base(numbers[1])
+    moved.exporter.serving[FIRST] = '/glance/x', None
+    cloud.put(numbers[1], FIRST, base_path='/glance/x', look_rules=RULES)
+    cloud.refresh()
+    real = moved.exporter.retire
+
+    def retire(image_id, with_base):
+        if image_id == FIRST:
+            raise StorageDaemonError('it does not answer')
+        return real(image_id, with_base)
+
+    monkeypatch.setattr(moved.exporter, 'retire', retire)
+    with pytest.raises(StorageDaemonError):
+        moved.house.give_up_moved()
+    assert set(moved.exporter.serving) == {FIRST} and cloud.on_disk(numbers[0]) == []
 
 
 def test_what_is_its_own_or_nobody_s_stays(cloud, numbers, upkeep):

@@ -246,9 +246,11 @@ def test_what_is_wrong_is_told_with_its_name():
         == 'bus: nobody has answered; disk: [Errno 5] Input/output error'
 
 
-def test_a_node_tells_what_it_speaks_and_its_room(tmp_path):
-    told = selfcheck.told(str(tmp_path))
-    assert (told['rpc'], told['look_rules']) == (messages.VERSION, inspection.RULES)
-    assert 0 < told['free_bytes'] <= shutil.disk_usage(tmp_path).total
+@pytest.mark.parametrize(('free', 'room'), [(90, 65), (25, 0), (3, 0)])
+def test_a_node_tells_what_it_speaks_and_its_room(tmp_path, monkeypatch, free, room):
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: os.stat(path) and types.SimpleNamespace(
+        total=100, free=free))
+    assert selfcheck.told(str(tmp_path)) == {
+        'rpc': messages.VERSION, 'look_rules': inspection.RULES, 'free_bytes': room}
     with pytest.raises(OSError):
         selfcheck.told(str(tmp_path / 'none'))

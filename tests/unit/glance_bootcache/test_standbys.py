@@ -12,6 +12,7 @@ from fakes_nodes import CLONE, IMAGE, MANY, OTHER, RULES, glance_file
 from bootcache import savefile
 from bootcache.exception import DatabaseAway
 from bootcache.manifest import Availability, Made, Manifest, Standing
+from bootcache.reasons import Cause, Reason
 from bootcache.rpc.messages import NodeWish
 from glance_bootcache.imagefacts import ImageFacts
 from glance_bootcache.images import policy
@@ -94,7 +95,7 @@ LARGE = Manifest(IMAGE, made=Made(base_path='x', base_hash=HASH, stored_bytes=50
 
 @pytest.mark.parametrize(('nodes', 'number'), [
     ([node(1), node(2), node(3, 200)], 3), ([node(1, 900), node(2), node(3)], 2),
-    ([node(1), node(2, 99)], None), ([node(1)], None), ([], None),
+    ([node(1), node(2, 49)], None), ([node(1)], None), ([], None),
     ([node(1), node(2), node(3, 200, NodeState.AWAY)], 2),
     ([node(1), node(2), node(3, 200, wish=NodeWish.DRAINED)], 2),
     ([node(1), node(2), node(3, 200, rules=RULES - 1)], 2)], ids=str)
@@ -166,11 +167,11 @@ def test_what_all_nodes_read_is_not_copied(world):
     lambda world: world.glance.contents.update({IMAGE: b'another one'}),
     lambda world: world.cloud.stores[world.one].change(
         IMAGE, lambda known: known.wishing(availability=Availability.DEACTIVATED)),
-    lambda world: [world.cloud.change(number, free_bytes=len(CONTENT)) for number in world.each],
-    lambda world: setattr(world, 'disk', (100, 25)),
+    lambda world: [world.cloud.change(number, free_bytes=len(CONTENT) - 1)
+                   for number in world.each],
     lambda world: world.cloud.members[world.three].forget_clocks()],
     ids=['nobody needs it', 'it is gone', 'it is another one', 'it is not given out', 'no room',
-         'a full disk', 'this node judges nobody'])
+         'this node judges nobody'])
 def test_what_cannot_or_need_not_be_copied_is_not(world, change):
     world.look()
     world.cloud.pass_by(NEEDED)
@@ -236,7 +237,7 @@ def test_the_node_with_the_copy_takes_the_image_over(copied):
     assert cloud.files()[copied.copy.name] == (three, 'ready')
     assert os.path.exists(copied.copy_path)
     # As its start, and as what an image that came back does.
-    cloud.stores[three].retire_unnamed(IMAGE, cloud.stores[three].files.by_image()[IMAGE])
+    cloud.stores[three].give_up(IMAGE, cloud.stores[three].files.by_image()[IMAGE])
     cloud.stores[three].retire_left()
     assert os.path.exists(copied.copy_path)
 
@@ -360,19 +361,61 @@ def test_copies_leave_room_on_the_disk(world):
         world.glance.contents[image] = CONTENT
     world.needed |= set(MANY)
     get = world.glance.download
+    for number in world.one, world.two:
+        world.cloud.change(number, free_bytes=0)
 
     def download(image_id):
         yield from get(image_id)
-        world.disk = world.disk[0], world.disk[1] - 10
+        world.cloud.change(world.three, free_bytes=(7 - world.glance.downloads) * len(CONTENT))
 
     world.glance.download = download
     world.look()
     world.look(NEEDED)
-    assert world.glance.downloads == 7, 'a fourth stays free'
+    assert world.glance.downloads == 7
     world.disk = 100, 12
     for left in range(6, 3, -1):
         world.look()
         assert len(world.cloud.stores[world.two].files.standbys()) == left
+
+
+def test_a_full_disk_takes_no_copy_whose_home_is_away(copied):
+    copied.disk = 100, 12
+    copied.look(25, copied.one)
+    assert os.path.exists(copied.copy_path)
+    copied.look(25)
+    assert not os.path.exists(copied.copy_path)
+
+
+def test_a_copy_serves_when_the_home_has_got_no_base_and_is_drained(copied):
+    """The base's home, and the node with the copy, were away; Glance gives it out no more."""
+    cloud, two, three = copied.cloud, copied.two, copied.three
+    copied.glance.contents.clear()
+    copied.look(25, copied.one, three)
+    assert cloud.homes[two].route(IMAGE) is None
+    cloud.change_image(two, lambda known: policy.skipped(
+        known, Cause(Reason.GLANCE_STATUS, 'deactivated')))
+    copied.look(5, copied.one)
+    cloud.change(two, wish=NodeWish.DRAINED)
+    copied.look(5, copied.one)
+    for image, home in cloud.homes[three].due():
+        cloud.homes[three].take_over(image, home)
+    assert cloud.stores[three].load(IMAGE).made.base_path == copied.copy_path
+
+
+def test_a_copy_that_was_taken_for_the_base_is_not_given_up_before_that_is_known(copied,
+                                                                              monkeypatch):
+    cloud, one, three = copied.cloud, copied.one, copied.three
+    cloud.change(one, wish=NodeWish.DRAINED)
+    store, held = cloud.stores[three], cloud.stores[three]._held
+    for image, home in cloud.homes[three].due():
+        cloud.homes[three].take_over(image, home)
+    # As if the answer had been lost.
+    store._held = held
+    names = store.files.by_image()[IMAGE]
+    store.give_up(IMAGE, names)
+    store.refresh()
+    assert store.load(IMAGE).made.base_path == copied.copy_path
+    assert os.path.exists(copied.copy_path)
 
 
 def test_a_copy_that_cannot_be_noted_is_removed(world, monkeypatch):

@@ -4,7 +4,7 @@
 #   tools/faults.sh --long [NAME...]             those that last for 35 and for 200 s; takes half an hour
 #   tools/faults.sh --ways [--quick] [NAME...]   ways to a base that fail below real guests; NAME: a way or a case
 #   tools/faults.sh --nodes [--quick] [--galera] [NAME...]
-#                                                storage nodes that fail, while guests read from three; NAME: a case
+#                                                storage nodes that fail, while guests read from three; NAME: a case or a step
 #   tools/faults.sh --soak [N]                   N (500) registrations, boots and deletions: does anything grow?
 #   tools/faults.sh --upgrade [COMMIT...]        parts are replaced by those of an earlier version, and back
 set -euo pipefail

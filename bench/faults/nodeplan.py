@@ -123,21 +123,22 @@ class Turn:
 def chosen(names: Sequence[str], is_quick: bool) -> list[Turn]:
     """Return the turns that are asked for. Pure.
 
-    :param names: of cases, or parts of their names; all are, where there are none.
+    :param names: of cases and steps, or parts of their names; all are, where there are none.
     :param is_quick: each case of one node; else of each.
     :raises ValueError: if there is no such name; it tells which there are.
     """
-    for name in names:
-        if name != DELETION and not any(name in case.name for case in CASES):
-            raise ValueError(f'{name}: none of the cases'
-                             f' ({", ".join(case.name for case in CASES)}, {DELETION})')
     # Where a name is whole, others that it is a part of are not meant.
-    whole = {case.name for case in CASES} & set(names)
-    cases = [case for case in CASES if not names or case.name in whole or any(
-        name in case.name for name in names if name not in whole)]
-    at_steps = [Turn(_AT, 0, _AT.seconds, step)
-                for step in (_QUICK_STEPS if is_quick else STEPS)] if _AT in cases else []
-    cases = [case for case in cases if case is not _AT]
+    known = {case.name for case in CASES} | set(STEPS)
+    wanted = {name for name in names if name in known} | {
+        one for name in names if name not in known for one in known if name in one}
+    for name in names:
+        if name != DELETION and not any(name in one for one in known):
+            raise ValueError(f'{name}: none of the cases ({", ".join(case.name for case in CASES)},'
+                             f' {DELETION}) and steps ({", ".join(STEPS)})')
+    if not names or _AT.name in wanted:
+        wanted |= set(_QUICK_STEPS if is_quick else STEPS)
+    cases = [case for case in CASES if case is not _AT and (not names or case.name in wanted)]
+    at_steps = [Turn(_AT, 0, _AT.seconds, step) for step in STEPS if step in wanted]
     if is_quick:
         # One after the other: images that a node has lost stay with the others.
         return [*(Turn(case, 0 if case.of_all or case.is_of_own_base else number % NODES + 1,

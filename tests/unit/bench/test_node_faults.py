@@ -61,10 +61,12 @@ def test_a_node_is_killed_at_each_step_of_the_storage_service():
         Meanwhile.REGISTERS, Meanwhile.TAKES_OVER, Meanwhile.GIVES_UP}
     assert nodeplan.STEPS['retire: withdrawn'] is Meanwhile.DELETES
     assert not any(turn.step for turn in nodeplan.chosen(['killed'], False))
+    assert [turn.name for turn in nodeplan.chosen(['retire', 'serve: nodes'], True)] == [
+        'killed-at serve: nodes', 'killed-at retire: withdrawn', 'killed-at retire: forgotten']
 
 
 def test_cases_are_listed(capsys):
-    assert command.main(['--nodes', '--list', '--quick', 'killed', 'got', 'database-away']) == 0
+    assert command.main(['--nodes', '--list', '--quick', 'killed', 'got-', 'database-away']) == 0
     assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
         ['killed', 'storage-1'], ['got-again', 'the home of an image that is in no store'],
         ['database-away', 'all']]

@@ -182,7 +182,7 @@ class _Trial:
             at.prepare()
         node = at.node if at is not None else self._node(turn, homes_of(stage.rows()))
         leaving = {node} if at is None else at.leaving
-        before = stage.rows()
+        before, recorded = stage.rows(), self._recorded()
         homes = homes_of(before)
         lost = [image for image in self._images if not node or homes[image.image_id] in leaving]
         keep = [one for one in stage.nodes if one != node or case.is_gone]
@@ -220,8 +220,9 @@ class _Trial:
         moved = moved_between(before, stage.rows()) - {own}
         removed = [one for one in removed if not own or own not in one]
         # What was recorded and not written yet is recorded again.
-        twice = sorted(image_id for image_id, count in self._recorded().items()
-                       if count > (2 if image_id == own and turn.step == 'record: kept' else 1))
+        again = self._recorded() - recorded
+        twice = sorted(image_id for image_id, count in again.items() if recorded[image_id] + count
+                       > (2 if image_id == own and turn.step == 'record: kept' else 1))
         troubles = [*faults_of(turn, seen, gaps, len(moved), len(lost)), *troubles]
         return NodeOutcome(
             turn.step or READING, case.name, _LIFE, round(now - began, 1), round(max(gaps), 1),

@@ -47,7 +47,8 @@ def told(state_dir: str) -> dict[str, Any]:
     """
     disk = shutil.disk_usage(state_dir)
     return {'rpc': messages.VERSION, 'look_rules': inspection.RULES,
-            'free_bytes': max(0, disk.free - disk.total // _LEFT_FREE)}
+            # Some of the total is nobody's but root's.
+            'free_bytes': max(0, disk.free - (disk.used + disk.free) // _LEFT_FREE)}
 
 
 def read_disk(directory: str) -> None:

@@ -111,7 +111,7 @@ class Standbys:
 
     def _own_disk(self) -> tuple[int, int]:
         found = shutil.disk_usage(self._store.images_directory)
-        return found.total, found.free
+        return found.used + found.free, found.free
 
     def once(self) -> None:
         """Give up copies that are of no use, and get those that this node is to have.

@@ -249,7 +249,7 @@ def test_what_is_wrong_is_told_with_its_name():
 @pytest.mark.parametrize(('free', 'room'), [(90, 65), (25, 0), (3, 0)])
 def test_a_node_tells_what_it_speaks_and_its_room(tmp_path, monkeypatch, free, room):
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: os.stat(path) and types.SimpleNamespace(
-        total=100, free=free))
+        total=200, used=100 - free, free=free))
     assert selfcheck.told(str(tmp_path)) == {
         'rpc': messages.VERSION, 'look_rules': inspection.RULES, 'free_bytes': room}
     with pytest.raises(OSError):

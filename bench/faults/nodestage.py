@@ -145,6 +145,8 @@ class NodeSide(StorageSide):
         # The exporter that it starts sees it, too.
         netns.see_as(disk, seen_as)
         super().__init__(directory, {'state_dir': f'{seen_as}/state', **options})
+        # Cases say which node works on an image.
+        self._endpoints._controller._home_for = lambda parent_id: None
 
     def seen_nodes(self) -> dict[str, tuple[str, str | None]]:
         """Return of each node how this one sees it, and what operators want of it, by name."""

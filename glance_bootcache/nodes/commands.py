@@ -44,8 +44,8 @@ class NodeCommands:
         found = next((one for one in nodes if one.record.name == name), None)
         if wanted is NodeWish.FORGOTTEN and found is not None and found.state is NodeState.UP:
             raise RequestRefused(
-                f'the storage node {name} works, or did so within 20 s; stop its glance-bootcache'
-                ' first')
+                f'the storage node {name} works, or it is not known yet that it does not; stop its'
+                ' glance-bootcache, and ask again after 20 s')
         if wanted is not None and not any(one.takes_images and one.record.name != name
                                           for one in nodes):
             raise RequestRefused(

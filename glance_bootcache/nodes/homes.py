@@ -4,6 +4,7 @@ whoever is asked for them.
 No node is elected, and none waits for another: a row is taken over by one conditional change.
 """
 
+import collections
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.images import policy
 from glance_bootcache.images.controller import Controller
-from glance_bootcache.nodes.membership import Membership, Node, NodeState
+from glance_bootcache.nodes.membership import AWAY_SECONDS, Membership, Node, NodeState
 from glance_bootcache.nodes.node import BEAT_SECONDS
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.storage.exporters import Exporters
@@ -194,6 +195,9 @@ class Homes:
     def home_for(self, parent_id: str | None) -> int:
         """Return the number of the node that is to work on an image of which nothing is known yet.
 
+        It is not the one that hears of the image: nodes get notifications in turn, and of each
+        image Glance sends as many, so that the last of them comes to the same node each time.
+
         :param parent_id: the image that it is a snapshot of a server of, whose cache image it
             shares with; None if there is none.
         """
@@ -202,9 +206,11 @@ class Homes:
         home = None if parent_id is None else self._store.home(parent_id)
         if home in nodes:
             return home
-        if self._membership.takes_images or not nodes:
+        if not nodes or not self._membership.may_judge:
             return self._membership.own
-        return max(nodes, key=lambda number: nodes[number].record.free_bytes)
+        images = collections.Counter(self._store.homes().values())
+        return min(nodes, key=lambda number: (
+            images[number], -nodes[number].record.free_bytes, number))
 
     def due(self) -> list[tuple[str, int]]:
         """Return images that this node is to take over now though nobody has asked, with their
@@ -300,11 +306,13 @@ class HomeUpkeep:
                 self._throttle.warning(what, '%s: %s', what, error)
 
     def _tell_who_is_away(self) -> None:
+        if not self._membership.may_judge:
+            return
         for node in self._membership.nodes():
             name, key = node.record.name, f'node {node.record.number}'
-            if node.state is NodeState.UP:
+            if node.silent_seconds < AWAY_SECONDS:
                 self._throttle.recovered(key, 'the storage node %s works again', name)
-            elif node.record.wish is None:
+            elif node.state is not NodeState.UP and node.record.wish is None:
                 self._throttle.warning(
                     key, 'the storage node %s is %s: "bootcache node list" tells of all nodes',
                     name, node.state)

@@ -179,9 +179,9 @@ class StorageNode:
         while not self._stopping.wait(BEAT_SECONDS):
             try:
                 if fault := self._fault():
-                    self._throttle.warning('fault', 'this storage node is away for the others,'
-                                           ' which take its images over, until this is over: %s',
-                                           fault)
+                    self._throttle.warning('fault', 'this storage node does not work, and after'
+                                           ' 20 s is away for the others, which take its images'
+                                           ' over: %s', fault)
                     if self._membership is not None:
                         self._membership.forget_clocks()
                     continue

@@ -166,7 +166,8 @@ class Routing(Alone):
                 answer = deliver(told, message.method, **plain(message))
             except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
                 breaker.failed()
-                raise NodeAway(f'the storage node {name} does not answer') from error
+                raise NodeAway(f'the storage node {name} does not answer; ask again after 20 s,'
+                               ' when another one takes over what it works on') from error
             except messaging.RemoteError as error:
                 breaker.answered()
                 raise _raised_there(error) from None

@@ -49,7 +49,7 @@ def manage(server, directory):
 
 def test_a_database_is_backed_up_and_restored(server, run, manage, directory):
     backup, *restore = re.findall(r'^ +(mariadb.*)$', PAGE, re.M)
-    sync, accept = re.findall(r'^ +/opt/bootcache/bin/bootcache-manage (.*)$', PAGE, re.M)
+    sync, accept, remove = re.findall(r'^ +/opt/bootcache/bin/bootcache-manage (.*)$', PAGE, re.M)
     database = databases.made(server.url('bootcache'))
 
     def start(name):
@@ -73,4 +73,9 @@ def test_a_database_is_backed_up_and_restored(server, run, manage, directory):
     for node in nodes:
         assert node.beat() and not node.is_restored
         node.stop()
+    Path(directory, 'node.json').write_text(Path(directory, 'storage1.json').read_text())
+    left = Path(directory, 'images', '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'base-1.img')
+    left.parent.mkdir(parents=True)
+    left.write_text('of before')
+    assert str(left) in manage(remove) and not left.exists()
     database.close()

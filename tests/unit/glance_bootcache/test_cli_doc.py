@@ -26,7 +26,7 @@ def test_every_command_has_an_example(name):
 def test_examples_run(cli, example):
     cli.api.images[OTHER] = image(OTHER)
     cli.api.hosts = [host('compute7', 1)]
-    cli.api.nodes = [node('storage2'), node('storage3')]
+    cli.api.nodes = [node('storage-2'), node('storage-3')]
     cli.api.bases['compute7'] = bases(1, (OTHER, '10.0.0.5:10810', 'a-0', 1e9, None))
     cli.api.where[OTHER] = {'storage': 'disk', 'hosts': [held('compute7')], 'exchanged': [
         {'file': 'cache image', 'size': 4, 'to': 'compute7', 'way': 'exchanged', 'copied': 0,

@@ -14,6 +14,7 @@ from fakes_nodes import (
     COPY,
     DIFFERENCE,
     IMAGE,
+    MANY,
     OTHER,
     RULES,
     SERVER,
@@ -664,10 +665,23 @@ def test_what_is_in_the_other_node_s_own_directory_is_not_read(cloud, numbers):
 
 # Which node works on a new image.
 
-def test_a_new_image_is_of_the_node_that_hears_of_it(cloud, numbers):
+def test_a_new_image_is_of_the_node_with_fewest_whoever_hears_of_it(cloud, numbers):
+    one, two, three = numbers
+    for image, home in zip(MANY, (one, three, three, two, two), strict=False):
+        cloud.put(home, image)
+    cloud.refresh()
     for number in numbers:
-        assert cloud.homes[number].home_for(None) == number
-        assert cloud.homes[number].home_for(OTHER) == number, 'of an image that nobody knows'
+        assert cloud.homes[number].home_for(None) == one
+        assert cloud.homes[number].home_for(OTHER) == one, 'of an image that nobody knows'
+    cloud.pass_by(20, one)
+    cloud.change(three, free_bytes=5)
+    assert cloud.homes[two].home_for(None) == three, 'of two that one with most room'
+
+
+def test_who_cannot_judge_keeps_a_new_image(cloud, numbers):
+    cloud.put(numbers[0])
+    cloud.members[numbers[0]].forget_clocks()
+    assert cloud.homes[numbers[0]].home_for(None) == numbers[0]
 
 
 def test_a_snapshot_is_of_its_parent_s_home(cloud, numbers):
@@ -678,7 +692,7 @@ def test_a_snapshot_is_of_its_parent_s_home(cloud, numbers):
     cloud.pass_by(20, two)
     assert cloud.homes[one].home_for(IMAGE) == one, 'as that one is away'
     cloud.pass_by(5)
-    assert cloud.homes[one].home_for(IMAGE) == two
+    assert cloud.homes[one].home_for(IMAGE) == two, 'though it has most'
     cloud.change(two, wish=NodeWish.DRAINED)
     assert cloud.homes[one].home_for(IMAGE) == one, 'as that one gets no images'
 

@@ -131,7 +131,7 @@ def test_a_node_that_works_is_not_forgotten(cloud):
         with pytest.raises(RequestRefused, match=f'the storage node {name} works'):
             cloud.commands.set_wish(name, NodeWish.FORGOTTEN)
     cloud.pass_by(19, 'a')
-    with pytest.raises(RequestRefused, match='within 20 s'):
+    with pytest.raises(RequestRefused, match='ask again after 20 s'):
         cloud.commands.set_wish('a', NodeWish.FORGOTTEN)
     cloud.pass_by(1, 'a')
     assert cloud.commands.set_wish('a', NodeWish.FORGOTTEN)

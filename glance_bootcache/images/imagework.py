@@ -335,6 +335,10 @@ class ImageWork:
         elif os.path.dirname(path) == self._store.directory(image_id):
             self._store.files.abandon(image_id, os.path.basename(path))
 
+    def _is_there(self, manifest: Manifest) -> bool:
+        """Tell whether a storage node has the base, that an image was taken over from as well."""
+        return bool(manifest.made.base_path) or self._store.files.has_base(manifest.image_id)
+
     def _give_older_up(self, manifest: Manifest, image: ImageFacts) -> None:
         """Serve a base of another content than Glance has no more.
 
@@ -344,7 +348,7 @@ class ImageWork:
         """
         if manifest.made.base_hash == image.image_hash:
             return
-        if (manifest.made.base_hash and self._retiring.why_needed(image.image_id)) \
+        if (self._is_there(manifest) and self._retiring.why_needed(image.image_id)) \
                 or not self._exporter.retire(image.image_id, with_base=True):
             raise exception.BuildFailed('', Reason.OLDER_CONTENT_IN_USE)
 

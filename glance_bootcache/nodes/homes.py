@@ -348,9 +348,13 @@ class HomeUpkeep:
             return  # The database may be an older state.
         here = self._exporters.served_images()
         files = self._store.files.by_image()
+        # Snapshots that are made here open the base when all of them has come.
+        read = {os.path.dirname(record.base) for record in self._records.all()}
         self._needed.keep_only(here | files.keys())
         failed = None
         for image_id in sorted(here | files.keys()):
+            if self._store.directory(image_id) in read:
+                continue
             try:
                 self._give_up(image_id, files.get(image_id, ()))
             except exception.StorageDaemonError as error:

@@ -128,15 +128,16 @@ class Exporters:
         return [each for each in self._every() if (each is self.common and not self._has_own)
                 or ((not image_id or each.may_serve(image_id)) and each.runs)]
 
-    def check(self) -> None:
-        """Check that exporters answer: the one of all hosts, or one of those of single hosts.
+    def check(self, each: bool = True) -> None:
+        """Check that exporters answer: the one of all hosts, or those of single hosts that run.
 
-        :raises StorageDaemonError: if none that runs does.
+        :param each: of these, each has to; else one.
+        :raises StorageDaemonError: if it is not so.
         """
         if not self._has_own:
             self.common.check()
-        elif (untold := self.untold()) and len(untold) == sum(
-                each.runs for each in self._every() if each is not self.common):
+        elif (untold := self.untold()) and (each or len(untold) == sum(
+                one.runs for one in self._every() if one is not self.common)):
             raise exception.StorageDaemonError(
                 f'{len(untold)} exporters of single hosts do not answer: see the log of'
                 ' glance-bootcache')

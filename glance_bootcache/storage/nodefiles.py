@@ -310,6 +310,16 @@ class NodeFiles:
         return set(self._database.read(lambda connection: connection.execute(sa.select(
             FileRow.name).where(FileRow.kind == kind.value)).scalars().all()))
 
+    def has_base(self, image_id: str) -> bool:
+        """Tell whether a node has a base of an image, or a standby copy, on its disk.
+
+        :raises DatabaseAway: if the database does not answer.
+        """
+        return self._database.read(lambda connection: connection.execute(sa.select(
+            FileRow.name).where(
+                FileRow.image_id == image_id, FileRow.state == FileState.READY.value,
+                FileRow.kind.in_((FileKind.BASE, FileKind.STANDBY))).limit(1)).first()) is not None
+
     def standbys(self, image_id: str | None = None) -> dict[str, list[Standby]]:
         """Return the standby copies of all nodes, by image, those that are being made as well.
 

@@ -15,7 +15,9 @@ from bootcache.rpc.messages import PlanBoot, ReportBoot, ServeStored
 from bootcache.rpc.report import HostReport
 from glance_bootcache.images import controller as controller_module
 from glance_bootcache.images import imagework, policy
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.storage import inspection
+from glance_bootcache.storage.nodefiles import FileKind, NodeFiles
 from tools import storedimages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -90,16 +92,26 @@ def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
     assert house.store.load(IMAGE).reason == '' and not os.path.exists(one.made.base_path)
 
 
-def test_older_content_that_another_node_has_is_needed_as_well(house):
+def test_older_content_that_another_node_has_is_needed_as_well(house, database, tmp_path):
+    """A node that is away has the base; this one has taken the image over."""
     one = ready(house, b'1' * 4096)
     house.boots.servers = {IMAGE}
-    # As an image that was taken over.
+    other = StorageNode(database, str(tmp_path / 'node.json'), 'other')
+    files = NodeFiles(database, other.id, str(tmp_path))
+    files.begin(IMAGE, FileKind.BASE, 'base-1.img')
+    files.change(IMAGE, ready=['base-1.img'])
     house.store.change(IMAGE, lambda known: policy.taken_over(known, '', None))
     house.images.put(IMAGE, b'2' * 4096)
     house.build(IMAGE)
     house.settle()
     manifest = house.store.load(IMAGE)
     assert manifest.made.base_hash == one.made.base_hash and 'older content' in manifest.reason
+    # It gives the base up.
+    files.change(IMAGE, retiring=['base-1.img'])
+    house.build(IMAGE)
+    house.settle()
+    manifest = house.store.load(IMAGE)
+    assert manifest.made.base_hash != one.made.base_hash and manifest.made.base_path
 
 
 def test_while_new_content_is_got_no_server_gets_the_older_one(house, monkeypatch):

@@ -431,6 +431,18 @@ def test_an_exporter_that_does_not_answer_keeps_no_other_image(cloud, numbers, m
     assert set(moved.exporter.serving) == {FIRST} and cloud.on_disk(numbers[0]) == []
 
 
+def test_what_a_snapshot_is_made_of_stays(cloud, numbers, moved):
+    cloud.get_base(numbers[1])
+    path = moved.exporter.serving[IMAGE][0]
+    record = Record(SNAPSHOT, 'file', 'host', base=path)
+    moved.records.put(record)
+    moved.house.give_up_moved()
+    assert has_all(cloud, moved)
+    moved.records.drop(record)
+    moved.house.give_up_moved()
+    assert has_nothing(cloud, moved)
+
+
 def test_what_is_its_own_or_nobody_s_stays(cloud, numbers, upkeep):
     one = numbers[0]
     path = cloud.with_base(one)

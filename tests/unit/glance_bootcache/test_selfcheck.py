@@ -173,7 +173,7 @@ class Parts:
         if BUS in self.fails:
             raise self.fails[BUS]
 
-    def check(self):
+    def check(self, each=True):
         if EXPORTER in self.fails:
             raise self.fails[EXPORTER]
 

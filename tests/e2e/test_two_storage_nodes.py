@@ -30,7 +30,7 @@ def test_the_node_that_serves_servers_in_mid_boot_dies_for_good(cloud, tenant, n
         return listed(cloud, tenant, other.config_file)
 
     image = register_at(tenant, home, [other])
-    assert states()[home.name] == ('up', 1)
+    wait_until(lambda: states() == {home.name: ('up', 1), other.name: ('up', 0)}, 'the home')
 
     servers = [tenant.ask(image, host=cloud.hosts[number % len(cloud.hosts)])
                for number in range(count)]

@@ -109,12 +109,16 @@ def register_at(tenant: Tenant, home: StorageNode, others: Sequence[StorageNode]
     """Register an image that a node is to work on, as the others are drained; its id."""
     bootcache, config_file = tenant.openstack.bootcache, home.config_file
 
-    def states() -> set[str]:
-        return {row["state"] for row in bootcache(config_file, "node", "list")}
+    def states(*names: str) -> set[str]:
+        # They answer in turn, as each of them sees it.
+        return {row["state"] for _turn in range(2 * len(others) + 2)
+                for row in bootcache(config_file, "node", "list")
+                if not names or row["node"] in names}
 
     wait_until(lambda: states() == {"up"}, "all storage nodes")
     names = [node.name for node in others]
     bootcache(config_file, "node", "drain", *names)
+    wait_until(lambda: states(*names) == {"drained"}, "drained storage nodes")
     image = tenant.image(guest_image("small"), bootcache_quota="1MiB")
     tenant.wait_state(image, "served")
     bootcache(config_file, "node", "resume", *names)

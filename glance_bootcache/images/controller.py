@@ -451,6 +451,8 @@ class Controller:
                 # An operator was faster, or an answer was lost.
                 return self._decide(self._store.load(image_id), image, boots)
             if after is None or self._is_elsewhere(image_id):
+                if after is not None:
+                    self._count(decision, image)
                 return Decision(None)
         else:
             def change(known: Manifest) -> Manifest:
@@ -465,8 +467,7 @@ class Controller:
                 return Decision(None)
         decision = dataclasses.replace(decision, record=after)
         steps.reached('register: taken up')
-        if decision.is_change and decision.step is not None:
-            self._changes.begin(image.owner)
+        self._count(decision, image)
         LOG.debug('image %s: %s', image_id, decision.step or 'nothing')
         self._log(record, after)
         if after.cause.reason in (Reason.NO_HOST, Reason.NO_HOST_REQUESTED) \
@@ -475,6 +476,10 @@ class Controller:
         if record is None or _work_of(after) != _work_of(record):
             self._pauses.forget(image_id)
         return decision
+
+    def _count(self, decision: Decision, image: ImageFacts) -> None:
+        if decision.is_change and decision.step is not None:
+            self._changes.begin(image.owner)
 
     @staticmethod
     def _log(before: Manifest | None, after: Manifest) -> None:

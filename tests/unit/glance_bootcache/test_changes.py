@@ -14,6 +14,7 @@ from bootcache.manifest import Manifest, Standing
 from bootcache.reasons import Reason
 from bootcache.rpc.messages import PlanBoot
 from glance_bootcache.images.turns import HOUR, Changes
+from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.storage import inspection
 from tools import storedimages
 
@@ -77,6 +78,15 @@ def test_the_fourth_waits_for_the_hour_and_another_owners_does_not(house):
     house.later(HOUR / 2)
     house.settle()
     assert standing(house, range(5)) == [done] * 5
+
+
+def test_those_of_another_node_count_as_well(house, database, tmp_path):
+    other = StorageNode(database, str(tmp_path / 'node.json'), 'other')
+    house.controller._home_for = lambda parent_id: other.id
+    for number in range(4):
+        assert register(house, number) is None
+    reasons = [house.store.anywhere(image(number)).cause.reason for number in range(4)]
+    assert reasons.index(Reason.TOO_MANY_CHANGES) == 3
 
 
 def test_one_that_waits_is_looked_at_when_it_changes_in_glance(house):

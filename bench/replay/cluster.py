@@ -137,10 +137,7 @@ class Cluster:
                 before = machine_busy()
                 boots = children.results(used, patience)
                 busy = busy_since(before)
-                watched = {one for host in used for one in host.call('watched')}
-                # Of a tap that is gone nothing would be counted.
-                self.node.call('check_tap')
-                found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read(), watched),
+                found.append(Run(peer.label(phase), boots, self.traffic(hosts),
                                  sum(self.node.call('sent')), busy))
                 seen(found[-1])
                 for host in used:
@@ -164,10 +161,15 @@ class Cluster:
             host.send('call', function, number, *arguments)
         return children.results(used, patience)
 
-    def traffic(self) -> dict[str, Traffic]:
-        """Return what the storage node was asked for since the last look, by kind of export."""
+    def traffic(self, hosts: int) -> dict[str, Traffic]:
+        """Return what the storage node was asked for since the last look, by kind of export.
+
+        :param hosts: how many have asked; what their watches read is left out.
+        """
+        # Of a tap that is gone nothing would be counted.
         self.node.call('check_tap')
-        return tap.traffic(self._tap.read())
+        return tap.traffic(self._tap.read(), {
+            one for host in self.hosts[:hosts] for one in host.call('watched')})
 
     def reset(self, hosts: int) -> None:
         """Make some hosts such as never saw an image."""

@@ -88,10 +88,10 @@ def test_servers_of_one_host_boot_from_what_it_has(base, directory):
         for peer in (peers_yolo.OursColdCompressed(), peers_yolo.OursWarmCompressed(),
                      peers_yolo.OursExpanded()):
             made.everywhere(1, servers.prepare, peer, [small, small], peer.phases[0], {})
-            made.traffic()
+            made.traffic(1)
             found = made.everywhere(1, servers.boot, [played] * 2, False, 1.0, 0.0, True,
                                     time.monotonic() + 0.1)[0]
-            assert ('cache' in made.traffic()) == (peer.phases[0] == 'cold')
+            assert ('cache' in made.traffic(1)) == (peer.phases[0] == 'cold')
             assert len(set(found['digests'])) == 1 and not found['refused']
             made.everywhere(1, servers.finish)
             made.reset(1)

@@ -76,11 +76,11 @@ def measure(made: Cluster, images: Sequence[Image], point: Reading,
     """
     try:
         made.everywhere(point.hosts, reading.prepare, images, point)
-        made.traffic()
+        made.traffic(point.hosts)
         go = time.monotonic() + _GO_SECONDS
         found = made.everywhere(point.hosts, reading.read, images, point,
                                 digest is not None, go)
-        traffic = made.traffic()
+        traffic = made.traffic(point.hosts)
     finally:
         made.reset(point.hosts)
     if digest is not None and {one for host in found for one in host['digests']} != {digest}:

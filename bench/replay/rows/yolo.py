@@ -124,13 +124,13 @@ class Stage:
                 if self.disk is not None:
                     self.disk.drop_cache()
             with self._stressed(point):
-                made.traffic()
+                made.traffic(1)
                 go = time.monotonic() + _GO_SECONDS
                 found = made.everywhere(
                     1, servers.boot, [self.trace] * point.servers,
                     point.label == ONE_THEN_OTHERS, setting.scale, overhead, verify, go,
                     patience=1800)[0]
-                traffic = made.traffic()
+                traffic = made.traffic(1)
         finally:
             with self._fast(), contextlib.ExitStack() as stack:
                 stack.callback(made.reset, 1)

@@ -370,19 +370,13 @@ class NodesStage(Stage):
     def _worker(self, name: str) -> Worker | None:
         return None if name in self._down else super()._worker(name)
 
-    def _make(self, name: str) -> Worker:
-        namespace, make = self._sides()[name]
-        return Worker(namespace, make, self._clocks.get(name, Clock()),
-                      [self._armed[1]] if self._armed and self._armed[0] == name else ())
+    def _armed_of(self, name: str) -> list[str]:
+        return [self._armed[1]] if self._armed is not None and self._armed[0] == name else []
 
     def arm(self, node: str, step: str) -> None:
         """Have a node's service begin anew; when it comes to a step, all of the node is killed."""
         self._armed, self.has_struck = (node, step), False
         self._workers[node].kill()
-
-    def disarm(self) -> None:
-        """Have nothing be killed at a step any more."""
-        self._armed = None
 
     def strike(self, step: str) -> None:
         """Kill the node that has come to a step, once."""

@@ -69,8 +69,7 @@ class AtStep:
         """
         stage = self._stage
         if self._meanwhile is Meanwhile.TAKES_OVER:
-            stage.call(self._third, 'wish', self._other,
-                       NodeWish.DRAINED.value)
+            stage.call(self._third, 'wish', self._other, NodeWish.DRAINED.value)
         elif self._meanwhile is Meanwhile.GIVES_UP:
             stage.call(self._other, 'wish', self.node, NodeWish.DRAINED.value)
         else:
@@ -108,7 +107,6 @@ class AtStep:
         :raises Trouble: if something of it is left.
         """
         stage = self._stage
-        stage.disarm()
         if not self.image_id:
             return
         self._leave_glance()

@@ -151,8 +151,11 @@ class Stage:
 
     def _make(self, name: str) -> Worker:
         namespace, make = self._sides()[name]
-        return Worker(namespace, make, self._clocks.get(name, Clock()), [
-            strike.step for strike in self._waiting.values() if strike.process == name])
+        return Worker(namespace, make, self._clocks.get(name, Clock()), self._armed_of(name))
+
+    def _armed_of(self, name: str) -> list[str]:
+        """Return the steps at which something is to go wrong in a process."""
+        return [strike.step for strike in self._waiting.values() if strike.process == name]
 
     def _worker(self, name: str) -> Worker | None:
         """Return a process; started again some time after it has ended."""

@@ -41,6 +41,7 @@ from glance_bootcache.nodes import node as node_rows
 from glance_bootcache.nodes import selfcheck
 from glance_bootcache.nodes.commands import NodeCommands
 from glance_bootcache.nodes.homes import Homes, HomeUpkeep
+from glance_bootcache.nodes.leftovers import Leftovers
 from glance_bootcache.nodes.membership import Membership
 from glance_bootcache.nodes.node import StorageNode
 from glance_bootcache.nodes.routing import ALONE, Routing
@@ -161,7 +162,9 @@ class StorageService:
                              controller.let_go, controller.has_looked)
         warming = Warming(conf, store, hosts, NovaPrecache(conf), requests)
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, controller,
-                               running, disk_room, needs)
+                               running, disk_room, needs,
+                               Leftovers(store, membership, exporter, tiers, records,
+                                         retiring.why_needed))
         tiers.start(store.manifests())
         writer.start()
         # The process is started anew, and reads all of it again.
@@ -212,8 +215,8 @@ class StorageService:
         if routing is not ALONE:
             standbys.start()
             home_upkeep = HomeUpkeep(
-                store, homes, membership, controller, exporter, tiers, orders, records,
-                lambda number: node_rows.forget(database, number, node.id), retiring.why_needed)
+                store, homes, membership, controller, orders, records,
+                lambda number: node_rows.forget(database, number, node.id))
             for_nodes = validation.get_server(bus_transport, conf.host, endpoints, rejected,
                                               metrics, nodes=routing, for_nodes=True)
             for_nodes.start()

@@ -23,6 +23,7 @@ from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.controller import Controller
 from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.nodes.leftovers import Leftovers
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import serving
 from glance_bootcache.storage.exporters import Exporters
@@ -48,13 +49,14 @@ class ServiceUpkeep:
 
     :param conf: configuration of the storage service.
     :param needs: which bases compute hosts need.
+    :param leftovers: what this node need not have.
     :param clock: monotonic seconds.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, controller: Controller,
                  running: Running, disk_room: DiskRoom, needs: ReportedNeeds,
-                 clock: Callable[[], float] = time.monotonic):
+                 leftovers: Leftovers, clock: Callable[[], float] = time.monotonic):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
@@ -65,6 +67,7 @@ class ServiceUpkeep:
         self._disk_room = disk_room
         self._images = images
         self._needs = needs
+        self._leftovers = leftovers
         self._ceph = CephBases(conf)
         self._expiry = certificates.configured(self._conf, tls.Endpoint.SERVER)
         self.recovered = False
@@ -124,6 +127,7 @@ class ServiceUpkeep:
                   lambda: self.look_at_evicted(manifests())),
                  ('Glance cannot be asked what it has', self.sweep),
                  ('certificates that end cannot be told of', self._expiry.look),
+                 ('what has moved or is gone cannot be given up', self._leftovers.remove),
                  ('files that nothing needs cannot be removed', self._store.remove_retired),
                  ('bases in Ceph that nothing needs cannot be removed',
                   lambda: self._ceph.remove_retired(self._store.files)),

@@ -7,16 +7,14 @@ No node is elected, and none waits for another: a row is taken over by one condi
 import collections
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable
 
 from oslo_log import log as logging
 
-from bootcache import exception, savefile, steps
+from bootcache import exception, savefile
 from bootcache.ceph import places
 from bootcache.manifest import Manifest, Standing
 from bootcache.rpc.messages import NO_IMAGE, NodeWish
-from bootcache.util.backoff import Backoff
 from bootcache.util.logthrottle import LogThrottle
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.images import policy
@@ -24,20 +22,14 @@ from glance_bootcache.images.controller import Controller
 from glance_bootcache.nodes.membership import AWAY_SECONDS, Membership, Node, NodeState
 from glance_bootcache.nodes.node import BEAT_SECONDS
 from glance_bootcache.snapshots.records import Records
-from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.nodefiles import Standby
 from glance_bootcache.storage.store import ImageStore
-from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
 # Without being asked this node takes over images while so many of its own wait for their base:
 # servers that boot from another one would wait for all of these.
 _MOST_WAITING = 4
-# Between looks at what this node has of images that have another home; and between questions to
-# Nova about one of them, at most.
-_GIVE_UP_SECONDS = 10.0
-_LONGEST_PAUSE = 300.0
 
 
 def may_keep(node: Node, record: Manifest) -> bool:
@@ -243,47 +235,36 @@ class Homes:
 
 
 class HomeUpkeep:
-    """Follows what other nodes write, takes over what is due, and gives up what has moved.
+    """Follows what other nodes write, and takes over what is due.
 
     :param forget: removes the rows of a node that is gone for good, unless something names it;
         tells whether it did.
-    :param why_needed: tells what may need an image's base: see ``Retiring``.
     """
 
     def __init__(self, store: ImageStore, homes: Homes, membership: Membership,
-                 controller: Controller, exporters: Exporters, tiers: StorageTiers, orders: Orders,
-                 records: Records, forget: Callable[[int], bool],
-                 why_needed: Callable[[str], str],
-                 clock: Callable[[], float] = time.monotonic):
+                 controller: Controller, orders: Orders, records: Records,
+                 forget: Callable[[int], bool]):
         self._store = store
         self._homes = homes
         self._membership = membership
         self._controller = controller
-        self._exporters = exporters
-        self._tiers = tiers
         self._orders = orders
         self._records = records
         self._forget = forget
-        self._why_needed = why_needed
-        # When it is asked for images that are needed still.
-        self._needed = Backoff(_GIVE_UP_SECONDS, _LONGEST_PAUSE, clock)
         self._throttle = LogThrottle(LOG)
         self._stopping = threading.Event()
 
     def start(self) -> None:
         """Begin."""
-        # No image waits for Nova to be taken over.
-        for once, pause in (self.once, BEAT_SECONDS), (self.give_up_once, _GIVE_UP_SECONDS):
-            threading.Thread(target=self._run, args=(once, pause), name='bootcache-homes',
-                             daemon=True).start()
+        threading.Thread(target=self._run, name='bootcache-homes', daemon=True).start()
 
     def stop(self) -> None:
         """Begin nothing more."""
         self._stopping.set()
 
-    def _run(self, once: Callable[[], None], pause: float) -> None:
-        while not self._stopping.wait(pause):
-            once()
+    def _run(self) -> None:
+        while not self._stopping.wait(BEAT_SECONDS):
+            self.once()
 
     def once(self) -> None:
         """Follow and take over; what fails is logged, and keeps nothing else from being done."""
@@ -292,10 +273,6 @@ class HomeUpkeep:
                  # It has what was taken over looked at.
                  ('what other storage nodes write cannot be read', self._follow),
                  ('snapshots of storage nodes that leave cannot be taken over', self._adopt))
-
-    def give_up_once(self) -> None:
-        """Give up what has moved; what fails is logged."""
-        self._do(('what has moved to other storage nodes cannot be given up', self.give_up_moved))
 
     def _do(self, *steps: tuple[str, Callable[[], object]]) -> None:
         for what, step in steps:
@@ -336,54 +313,3 @@ class HomeUpkeep:
         for node in self._membership.leaving():
             if node.state is not NodeState.UP:
                 self._records.adopt(node.record.number)
-
-    def give_up_moved(self) -> None:
-        """Serve no more, and remove, what this node has of images that it does not serve as their
-        home, as far as no host reads from it, and the home has the base, or nobody needs it.
-
-        :raises DatabaseAway: if the database does not answer.
-        :raises StorageDaemonError: if an exporter does not answer.
-        """
-        if not self._store.files.may_remove():
-            return  # The database may be an older state.
-        here = self._exporters.served_images()
-        files = self._store.files.by_image()
-        # Snapshots that are made here open the base when all of them has come.
-        read = {os.path.dirname(record.base) for record in self._records.all()}
-        self._needed.keep_only(here | files.keys())
-        failed = None
-        for image_id in sorted(here | files.keys()):
-            if self._store.directory(image_id) in read:
-                continue
-            try:
-                self._give_up(image_id, files.get(image_id, ()))
-            except exception.StorageDaemonError as error:
-                failed = error
-        if failed is not None:
-            raise failed
-
-    def _give_up(self, image_id: str, names: Collection[str]) -> None:
-        record = self._store.known(image_id)
-        if record is not None and record.made.base_path:
-            self._store.give_up(image_id, names)
-        elif self._may_give_up(image_id) \
-                and self._exporters.retire(image_id, with_base=True) and names:
-            self._tiers.forget(image_id)
-            steps.reached('give up: withdrawn')
-            self._store.give_up(image_id, names)
-            LOG.info('image %s: its files are removed here, as another storage node has them, or'
-                     ' nothing needs them', image_id)
-
-    def _may_give_up(self, image_id: str) -> bool:
-        record, home = self._store.anywhere(image_id), self._store.home(image_id)
-        if record is not None and record.made.base_path:
-            return home is not None and self._is_there(home)
-        # What no row names is served on, unless its row was seen to go.
-        if record is None and not self._store.was_removed(image_id):
-            return False
-        return self._needed.acquire(image_id) and not self._why_needed(image_id) \
-            and self._store.anywhere(image_id) is record
-
-    def _is_there(self, home: int) -> bool:
-        node = self._membership.node(home)
-        return node is not None and node.state is NodeState.UP and self._membership.may_judge

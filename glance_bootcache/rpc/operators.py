@@ -54,8 +54,9 @@ class Operators:
                 'image_hash': manifest.image_hash, 'updated_at': manifest.updated_at,
                 'progress': None if job is None else {'host': job.host,
                                                       'recorded_bytes': job.recorded_bytes},
-                'in_hand': state in IN_HAND or (bool(manifest.goal)
-                                                and state is not ImageState.FAILED),
+                # What an operator has just asked for is as well, whatever state it is in still.
+                'in_hand': state in IN_HAND or manifest.wished.requested
+                or (bool(manifest.goal) and state is not ImageState.FAILED),
                 'medium': self._medium(manifest)}
 
     def _medium(self, manifest: Manifest) -> str | None:

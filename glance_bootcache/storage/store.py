@@ -81,8 +81,6 @@ class ImageStore:
         # Versions of rows that were removed: one of the same image begins after that, so that a
         # change that was written before the removal is told from one that was after it.
         self._removed: cachetools.LRUCache[str, int] = cachetools.LRUCache(_MOST_REMOVED)
-        # Images whose rows this process deletes, or has deleted where the answer was lost.
-        self._leaving: set[str] = set()
         # Images that this node has taken over, and whose rows were read again as somebody else was
         # faster, or an answer was lost: what they say now is to be looked at.
         self._unseen: set[str] = set()
@@ -357,8 +355,6 @@ class ImageStore:
             self.files.retire_everywhere(connection, image_id)
             return True
 
-        with self._memory:
-            self._leaving.add(image_id)
         if not self._database.write(remove):
             return False
         with self._memory:
@@ -371,7 +367,6 @@ class ImageStore:
         if held is not None and held.version <= version:
             self._held = {known: held for known, held in self._held.items() if known != image_id}
             self._removed[image_id] = version
-            self._leaving.discard(image_id)
 
     def _replace(self, held: _Held, stamped: Manifest) -> bool:
         """Write a row in place of the one that was read; tell whether it was still that one."""
@@ -451,8 +446,7 @@ class ImageStore:
         :param changed: called with each of their images, also where another one fails.
         :returns: their images.
         :raises DatabaseAway: if the database does not answer.
-        :raises DatabaseUnusable: if it has a row no more, or one that cannot be read; all others
-            are read.
+        :raises DatabaseUnusable: if it has a row that cannot be read; all others are read.
         """
         with self._memory:
             held, unseen = self._held, set(self._unseen)
@@ -493,10 +487,8 @@ class ImageStore:
                 # Whatever its version: it may have been removed, and added again.
                 self._hold(image_id, found)
             elif held is not None:
-                if held.home == self._node_id and image_id not in self._leaving:
-                    raise DatabaseUnusable(
-                        f'image {image_id}: the database does not have its row any more, and so is'
-                        ' another one, or an older state of it; start glance-bootcache again')
+                # Another node may have taken it over, and removed it since. That the database is
+                # another one, or an older state, is seen by the node's own row.
                 self._drop(image_id, held.version)
 
     # Working sets: their text is read when somebody needs it.

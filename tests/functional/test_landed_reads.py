@@ -1,5 +1,6 @@
 """How the gateway reads a cache image that has arrived, with real daemons."""
 
+import contextlib
 import os
 import subprocess
 
@@ -18,8 +19,12 @@ def rings(host):
     """The io_urings that the gateway has open."""
     with open(f'{os.path.dirname(host.gateway.socket_path)}/gateway.pid') as stream:
         pid = int(stream.read())
-    return [name for name in os.listdir(f'/proc/{pid}/fd')
-            if 'io_uring' in os.readlink(f'/proc/{pid}/fd/{name}')]
+    found = []
+    for name in os.listdir(f'/proc/{pid}/fd'):
+        # It closes connections meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f'/proc/{pid}/fd/{name}'))
+    return [target for target in found if 'io_uring' in target]
 
 
 def has_rings(path):

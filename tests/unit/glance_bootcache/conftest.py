@@ -36,10 +36,12 @@ from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.nodes.commands import NodeCommands
+from glance_bootcache.nodes.leftovers import Leftovers
 from glance_bootcache.nodes.membership import Membership
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.rpc.rejected import RejectedMessages
+from glance_bootcache.snapshots.records import Records
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
 from glance_bootcache.upkeep import ServiceUpkeep
@@ -157,6 +159,9 @@ def made_house(storage_conf, no_qemu, database):
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
                                          house.tiers, house.boots, house.controller,
                                          house.running, house.disk_room, house.needs,
+                                         Leftovers(house.store, Membership(1), house.exporter,
+                                                   house.tiers, Records(database, 1),
+                                                   house.retiring.why_needed, house.seconds),
                                          house.seconds)
             house.offers = ExchangeOffers(storage_conf, house.store, house.tiers)
             house.operators = Operators(house.store, house.tiers, house.controller, house.running,

@@ -146,6 +146,10 @@ class FakeExporter:
     def save_served(self):
         """As Exporters.save_served: nobody reads it."""
 
+    def served_images(self):
+        """As Exporters.served_images."""
+        return set(self.serving)
+
     def know(self, host, certificate):
         """As Exporters.know: there is one for all hosts."""
         return ''

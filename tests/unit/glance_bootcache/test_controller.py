@@ -331,10 +331,14 @@ def test_held_until_an_operator_wants_it_again(house):
     house.restart()
     house.recover()
     house.settle()
-    assert house.state(IMAGE) == 'skipped'
+    assert house.state(IMAGE) == 'skipped' and not house.operators.get_image(IMAGE)['in_hand']
+    # As long as nobody has looked at it since.
+    house.store.change(IMAGE, policy.requested)
+    assert house.state(IMAGE) == 'skipped' and house.operators.get_image(IMAGE)['in_hand']
     house.build(IMAGE)
     house.settle()
-    assert house.state(IMAGE) == 'ready' and not house.store.load(IMAGE).wished.held
+    assert house.state(IMAGE) == 'ready' and not house.operators.get_image(IMAGE)['in_hand']
+    assert not house.store.load(IMAGE).wished.held
 
 
 def test_the_base_of_an_image_that_an_operator_deletes_goes_when_no_server_needs_it(house):

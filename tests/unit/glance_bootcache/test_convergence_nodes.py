@@ -29,6 +29,7 @@ from glance_bootcache.nodes import node as node_rows
 from glance_bootcache.nodes import routing
 from glance_bootcache.nodes.commands import NodeCommands
 from glance_bootcache.nodes.homes import Homes, HomeUpkeep, NodeAway
+from glance_bootcache.nodes.leftovers import Leftovers
 from glance_bootcache.nodes.membership import Membership, NodeRecord
 from glance_bootcache.nodes.routing import HERE, NODE, Routing
 from glance_bootcache.snapshots.records import Records
@@ -108,8 +109,10 @@ class Nodes(Cloud):
             node.routing = HandingOn(self, node)
         node.commands = NodeCommands(node.database, node.members, house.store)
         node.upkeep = HomeUpkeep(
-            house.store, node.homes, node.members, house.controller, house.exporter, house.tiers,
-            house.orders, node.records, lambda other: self.forget(node, other),
+            house.store, node.homes, node.members, house.controller, house.orders, node.records,
+            lambda other: self.forget(node, other))
+        house.upkeep._leftovers = Leftovers(
+            house.store, node.members, house.exporter, house.tiers, node.records,
             house.retiring.why_needed, self.seconds)
         node.row._membership = node.members
         node.row.beat()
@@ -276,7 +279,11 @@ class Nodes(Cloud):
     def follow_once(self, node):
         """What a node's threads do by themselves each few seconds."""
         self.move(node, node.upkeep.once)
-        self.move(node, node.upkeep.give_up_once)
+        self.move(node, self.remove_leftovers, node)
+
+    def remove_leftovers(self, node):
+        with contextlib.suppress(*self.passes):
+            node.house.upkeep._leftovers.remove()
 
     @stateful.rule(number=numbers, trouble=st.sampled_from(['down', 'stopped', 'faulty', 'cut']),
                    seconds=st.sampled_from([0, 25, 25, 605]), other=numbers)
@@ -395,7 +402,6 @@ class Nodes(Cloud):
     def once(self, node):
         super().once(node)
         node.upkeep.once()
-        node.upkeep.give_up_once()
 
     def quiet(self):
         super().quiet()

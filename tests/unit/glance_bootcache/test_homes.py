@@ -24,7 +24,7 @@ from fakes_nodes import (
 )
 
 from bootcache import savefile
-from bootcache.exception import DatabaseAway, DatabaseUnusable
+from bootcache.exception import DatabaseAway
 from bootcache.manifest import (
     Goal,
     Made,
@@ -118,19 +118,17 @@ def test_a_row_that_another_node_deleted_is_dropped(cloud, numbers, caplog):
     assert caplog.records == []
 
 
-def test_a_row_of_its_own_that_is_gone_tells_of_another_database(cloud, numbers):
+def test_what_was_taken_over_and_deleted_unseen_is_dropped(cloud, numbers):
     one, two, _three = numbers
     for image in IMAGE, OTHER:
         cloud.put(one, image)
     cloud.refresh()
-    cloud.database.write(lambda connection: connection.execute(
-        sa.delete(ImageRow).where(ImageRow.image_id == IMAGE)))
+    cloud.claim(two, one)
+    cloud.stores[two].remove(IMAGE)
     cloud.stores[two].change(OTHER, lambda known: known.wishing(pinned=True), anywhere=True)
-    with pytest.raises(DatabaseUnusable, match='does not have its row any more'):
-        cloud.stores[one].refresh()
-    assert cloud.stores[one].load(OTHER).wished.pinned, 'all others are read'
-    cloud.stores[two].refresh()
-    assert cloud.stores[two].anywhere(IMAGE) is None
+    assert sorted(cloud.stores[one].refresh()) == sorted([IMAGE, OTHER])
+    assert cloud.stores[one].load(OTHER).wished.pinned
+    assert cloud.stores[one].load(IMAGE) is None and cloud.stores[one].was_removed(IMAGE)
 
 
 def test_a_row_that_was_added_again_is_not_taken_for_the_one_before(cloud, numbers):

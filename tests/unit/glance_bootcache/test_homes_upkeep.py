@@ -19,6 +19,7 @@ from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.images import policy
 from glance_bootcache.nodes import node
 from glance_bootcache.nodes.homes import HomeUpkeep
+from glance_bootcache.nodes.leftovers import Leftovers
 from glance_bootcache.snapshots.records import Record, Records
 from glance_bootcache.storage.nodefiles import FileKind
 
@@ -162,14 +163,6 @@ def test_images_that_it_may_not_take_over_keep_it_from_no_others(cloud, numbers)
 
 # Upkeep.
 
-class Exporter(FakeExporter):
-    """An exporter that tells what it serves."""
-
-    def served_images(self):
-        """As Exporters.served_images."""
-        return set(self.serving)
-
-
 class Upkeep:
     """One node's upkeep, and what it did.
 
@@ -182,14 +175,15 @@ class Upkeep:
     def __init__(self, cloud, number):
         self.queued, self.forgotten = [], []
         self.needed, self.asked = {IMAGE}, []
-        self.exporter, self.clock = Exporter(), Clock()
+        self.exporter, self.clock = FakeExporter(), Clock()
         self.tiers = FakeTiers(self.exporter, cloud.stores[number])
         self.orders, self.records = Orders(cloud.database), Records(cloud.database, number)
         self.house = HomeUpkeep(
             cloud.stores[number], cloud.homes[number], cloud.members[number],
             types.SimpleNamespace(queue=types.SimpleNamespace(add=self.queued.append)),
-            self.exporter, self.tiers, self.orders, self.records, self.forgotten.append,
-            self.why_needed, self.clock)
+            self.orders, self.records, self.forgotten.append)
+        self.leftovers = Leftovers(cloud.stores[number], cloud.members[number], self.exporter,
+                                   self.tiers, self.records, self.why_needed, self.clock)
 
     def why_needed(self, image_id):
         self.asked.append(image_id)
@@ -232,20 +226,20 @@ def has_nothing(cloud, upkeep):
 def test_what_has_moved_goes_when_the_new_home_has_the_base(cloud, numbers, moved):
     two = numbers[1]
     for _round in range(2):
-        moved.house.give_up_moved()
+        moved.leftovers.remove()
         assert has_all(cloud, moved), 'nobody else has it'
     cloud.get_base(two)
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_nothing(cloud, moved)
     assert {number for number, _state in cloud.files().values()} == {two}
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert moved.tiers.forgotten == [IMAGE]
 
 
 def test_not_while_the_database_may_be_an_older_state(cloud, numbers, moved):
     cloud.get_base(numbers[1])
     cloud.stores[numbers[0]].files.may_remove = lambda: False
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_all(cloud, moved)
 
 
@@ -253,24 +247,24 @@ def test_not_while_the_new_home_is_away(cloud, numbers, moved):
     two = numbers[1]
     cloud.get_base(two)
     cloud.pass_by(20, two)
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_all(cloud, moved)
     cloud.pass_by(5)
     cloud.members[numbers[0]].forget_clocks()
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_all(cloud, moved), 'nobody is judged'
     cloud.look()
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_nothing(cloud, moved)
 
 
 def test_nor_while_a_host_is_connected(cloud, numbers, moved):
     cloud.get_base(numbers[1])
     moved.exporter.readers.add(IMAGE)
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_all(cloud, moved)
     moved.exporter.readers.clear()
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_nothing(cloud, moved)
 
 
@@ -281,14 +275,14 @@ def test_nor_what_an_exporter_may_serve_that_does_not_answer(cloud, numbers, mov
     cloud.get_base(numbers[1])
     monkeypatch.setattr(moved.exporter, 'retire', away)
     with pytest.raises(StorageDaemonError):
-        moved.house.give_up_moved()
+        moved.leftovers.remove()
     assert has_all(cloud, moved)
 
 
 def test_what_is_not_served_any_more_goes_as_well(cloud, numbers, moved):
     moved.exporter.serving.clear()
     cloud.get_base(numbers[1])
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_nothing(cloud, moved)
 
 
@@ -298,7 +292,7 @@ def test_what_is_glance_s_own_is_only_served_no_more(cloud, numbers, upkeep):
     cloud.put(two, base_path=theirs, look_rules=RULES)
     cloud.refresh()
     upkeep.exporter.serving[IMAGE] = theirs, None
-    upkeep.house.give_up_moved()
+    upkeep.leftovers.remove()
     assert upkeep.exporter.serving == {} and os.path.exists(theirs)
     assert upkeep.tiers.forgotten == []
 
@@ -308,24 +302,24 @@ def test_nothing_is_written_of_images_whose_files_are_all_named(cloud, numbers, 
     """There may be thousands, and they are looked at again and again."""
     cloud.with_base(numbers[0])
     monkeypatch.setattr(cloud.database, 'write', lambda change: pytest.fail('it is written'))
-    upkeep.house.give_up_moved()
+    upkeep.leftovers.remove()
     assert len(cloud.on_disk(numbers[0])) == 1
 
 
 def is_given_up_when_nothing_needs_it(cloud, moved):
     for _round in range(3):
-        moved.house.give_up_moved()
+        moved.leftovers.remove()
         assert has_all(cloud, moved), 'servers need it'
     moved.needed.clear()
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_all(cloud, moved) and moved.asked == [IMAGE], 'Nova is not asked each time'
     moved.clock.now += 10
     moved.exporter.readers.add(IMAGE)
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_all(cloud, moved), 'a host is connected'
     moved.exporter.readers.clear()
     moved.clock.now += 20
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_nothing(cloud, moved)
     return True
 
@@ -353,22 +347,22 @@ def test_what_was_made_while_nova_was_asked_stays(cloud, numbers, moved, monkeyp
         cloud.change_image(one, lambda known: known.standing_at(Standing.WANTED, goal=Goal.SERVE))
         return ''
 
-    monkeypatch.setattr(moved.house, '_why_needed', asked)
-    moved.house.give_up_moved()
+    monkeypatch.setattr(moved.leftovers, '_why_needed', asked)
+    moved.leftovers.remove()
     assert has_all(cloud, moved)
 
 
 def test_what_was_deleted_is_served_no_more(cloud, numbers, moved):
     cloud.stores[numbers[1]].remove(IMAGE)
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_all(cloud, moved), 'it does not know'
     cloud.refresh()
     for _round in range(2):
-        moved.house.give_up_moved()
+        moved.leftovers.remove()
     assert set(moved.exporter.serving) == {IMAGE}, 'servers need it'
     moved.needed.clear()
     moved.clock.now += 10
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert moved.exporter.serving == {}
     cloud.stores[numbers[0]].remove_retired()
     assert cloud.on_disk(numbers[0]) == [] and cloud.files() == {}
@@ -380,7 +374,7 @@ def test_what_a_database_does_not_have_is_served_on(cloud, numbers, moved):
     cloud.restart(numbers[0])
     again = Upkeep(cloud, numbers[0])
     again.exporter.serving, again.needed = moved.exporter.serving, set()
-    again.house.give_up_moved()
+    again.leftovers.remove()
     assert set(again.exporter.serving) == {IMAGE} and again.asked == []
 
 
@@ -406,10 +400,10 @@ def test_what_is_made_meanwhile_stays(cloud, numbers, upkeep, monkeypatch):
         return real(change)
 
     monkeypatch.setattr(store._database, 'write', late)
-    upkeep.house.give_up_moved()
+    upkeep.leftovers.remove()
     store.remove_retired()
     assert os.path.exists(store.load(IMAGE).made.base_path)
-    upkeep.house.give_up_moved()
+    upkeep.leftovers.remove()
     assert os.path.exists(store.load(IMAGE).made.base_path)
 
 
@@ -427,7 +421,7 @@ def test_an_exporter_that_does_not_answer_keeps_no_other_image(cloud, numbers, m
 
     monkeypatch.setattr(moved.exporter, 'retire', retire)
     with pytest.raises(StorageDaemonError):
-        moved.house.give_up_moved()
+        moved.leftovers.remove()
     assert set(moved.exporter.serving) == {FIRST} and cloud.on_disk(numbers[0]) == []
 
 
@@ -436,10 +430,10 @@ def test_what_a_snapshot_is_made_of_stays(cloud, numbers, moved):
     path = moved.exporter.serving[IMAGE][0]
     record = Record(SNAPSHOT, 'file', 'host', base=path)
     moved.records.put(record)
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_all(cloud, moved)
     moved.records.drop(record)
-    moved.house.give_up_moved()
+    moved.leftovers.remove()
     assert has_nothing(cloud, moved)
 
 
@@ -449,7 +443,7 @@ def test_what_is_its_own_or_nobody_s_stays(cloud, numbers, upkeep):
     for image in IMAGE, OTHER:
         upkeep.exporter.serving[image] = path, None
     stray = cloud.file(one, image=SNAPSHOT)
-    upkeep.house.give_up_moved()
+    upkeep.leftovers.remove()
     assert set(upkeep.exporter.serving) == {IMAGE, OTHER}
     assert len(cloud.on_disk(one)) == 1 and cloud.on_disk(one, SNAPSHOT) == [stray]
 

@@ -139,7 +139,8 @@ class Images:
         try:
             yield from self._client.images.data(image_id)
         except (exc.BaseException, exc.ClientException, ks_exceptions.ClientException) as error:
-            if not away.passes(error):
+            # Whether it is deleted, or a 404 was anybody's, the next look tells.
+            if not (away.passes(error) or isinstance(error, exc.HTTPNotFound)):
                 raise
             raise ServiceAway(
                 f'Glance does not give the image\'s data just now: {away.told(error)}') from error

@@ -31,7 +31,7 @@ from bootcache.manifest import CacheInfo, Goal, ImageState, Manifest, Standing, 
 from bootcache.properties import Policy
 from bootcache.reasons import Reason
 from bootcache.workingset import WorkingSet
-from glance_bootcache import snapshotrules
+from glance_bootcache import away, snapshotrules
 from glance_bootcache.ceph import basenode
 from glance_bootcache.filestore import placing
 from glance_bootcache.glance.images import Images
@@ -145,9 +145,9 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
                 check()
                 done += len(piece)
                 if done > image.stored_bytes:
-                    raise exception.ImageRefused(
-                        f'the download has more than the {image.stored_bytes} bytes that Glance'
-                        f' tells, and so not its {algorithm}')
+                    raise _refused(image, images, f'the download has more than the'
+                                   f' {image.stored_bytes} bytes that Glance tells, and so not its'
+                                   f' {algorithm}')
                 digest.update(piece)
                 if piece.lstrip(b'\0'):
                     stream.write(piece)
@@ -161,12 +161,24 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
                     looked = done
             stream.truncate()
         if digest.hexdigest() != value:
-            raise exception.ImageRefused(f'the download does not have Glance\'s {algorithm}')
+            raise _refused(image, images, f'the download does not have Glance\'s {algorithm}')
         steps.reached('register: copied')
         savefile.commit(partial, target)
     finally:
         if os.path.exists(partial):
             os.unlink(partial)
+
+
+def _refused(image: ImageFacts, images: Images, reason: str) -> exception.BootcacheError:
+    """Return why a download is not taken: for good, unless the image is another one by now."""
+    try:
+        current = images.get(image.image_id)
+    except Exception as error:
+        return exception.ServiceAway(f'{reason}, and Glance cannot be asked whether the image has'
+                                     f' another content by now: {away.told(error)}')
+    if current is not None and current.image_hash == image.image_hash:
+        return exception.ImageRefused(reason)
+    return exception.Cancelled('it is another one than when it was decided about')
 
 
 def settings_of(conf: cfg.ConfigOpts) -> Settings:

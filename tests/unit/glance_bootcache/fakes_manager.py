@@ -91,6 +91,8 @@ class FakeImages:
 
     def download(self, image_id):
         """As Images.download."""
+        if image_id not in self.images:
+            raise exception.ServiceAway('Glance does not give the image\'s data just now: HTTP 404')
         yield self.images[image_id][0]
 
     def all(self):

@@ -40,10 +40,18 @@ def test_an_id_that_was_given_in_capital_letters_is_the_same_one():
 
 
 class Glance:
-    """Stands for Glance's download; the real one is used in tests/e2e."""
+    """Stands for Glance's download; the real one is used in tests/e2e.
 
-    def __init__(self, pieces):
-        self.pieces, self.asked = pieces, 0
+    :param now: the image as it is after that, or an error.
+    """
+
+    def __init__(self, pieces, now=None):
+        self.pieces, self.now, self.asked = pieces, now, 0
+
+    def get(self, image_id):
+        if isinstance(self.now, Exception):
+            raise self.now
+        return self.now
 
     def download(self, image_id):
         assert image_id == IMAGE
@@ -135,7 +143,7 @@ def test_each_failure_leaves_no_link(place, monkeypatch):
         imagework.obtain(image(), store, Glance([]), [str(glance)], cancel)
     (glance / IMAGE).write_bytes(b'y' + CONTENT[1:])
     with pytest.raises(exception.ImageRefused, match='download'):
-        imagework.obtain(image(), store, Glance([b'z']), [str(glance)], lambda: None)
+        imagework.obtain(image(), store, Glance([b'z'], image()), [str(glance)], lambda: None)
     assert os.listdir(store.directory(IMAGE)) == [] and os.stat(glance / IMAGE).st_nlink == 1
 
 
@@ -162,7 +170,7 @@ def test_a_download_that_goes_on_past_the_image_s_size_is_refused_there(place, m
             yield more * len(CONTENT)
 
     with pytest.raises(exception.ImageRefused, match=f'more than the {len(CONTENT)} bytes'):
-        imagework.obtain(image(), store, Glance(pieces()), [], lambda: None)
+        imagework.obtain(image(), store, Glance(pieces(), image()), [], lambda: None)
     assert len(came) == 1 and os.listdir(store.directory(IMAGE)) == []
 
 
@@ -184,7 +192,18 @@ def test_zeros_of_a_download_are_holes(place):
 def test_a_wrong_download_is_refused_and_leaves_nothing(place, pieces):
     store, _glance, image = place
     with pytest.raises(exception.ImageRefused, match='sha512'):
-        imagework.obtain(image(), store, Glance(pieces), [], lambda: None)
+        imagework.obtain(image(), store, Glance(pieces, image()), [], lambda: None)
+    assert os.listdir(store.directory(IMAGE)) == []
+
+
+@pytest.mark.parametrize(('now', 'error'), [
+    (None, exception.Cancelled), (GOOD.replace('a', 'b'), exception.Cancelled),
+    (RuntimeError('it is away'), exception.ServiceAway)], ids=['gone', 'another', 'away'])
+def test_a_download_of_what_was_replaced_meanwhile_is_not_refused_for_good(place, now, error):
+    store, _glance, image = place
+    images = Glance([b'another one'], image(now) if isinstance(now, str) else now)
+    with pytest.raises(error):
+        imagework.obtain(image(), store, images, [], lambda: None)
     assert os.listdir(store.directory(IMAGE)) == []
 
 

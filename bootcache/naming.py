@@ -13,6 +13,8 @@ EXPORT_CACHE = 'cache'
 EXPORT_DIFFERENCE = 'difference'
 EXPORT_RECORDING = 'recording'
 EXPORT_STORED = 'stored'
+# What storage nodes serve of images; what they serve of snapshots is named otherwise.
+OF_IMAGES = EXPORT_BASE, EXPORT_CACHE, EXPORT_DIFFERENCE, EXPORT_STORED
 _ID_CHARACTERS = 36
 
 

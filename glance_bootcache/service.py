@@ -163,7 +163,7 @@ class StorageService:
         warming = Warming(conf, store, hosts, NovaPrecache(conf), requests)
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, controller,
                                running, disk_room, needs,
-                               Leftovers(store, membership, exporter, tiers, records,
+                               Leftovers(store, homes, exporter, tiers, records,
                                          retiring.why_needed))
         tiers.start(store.manifests())
         writer.start()

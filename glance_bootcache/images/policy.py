@@ -349,8 +349,8 @@ def decide(record: Manifest | None, facts: Facts, settings: Settings) -> Decisio
         return skip(Cause(Reason.MODE_OFF, f'{properties.MODE}=off'), asked.settle)
     if image.status == 'queued' and not fresh.made.base_path:
         # It is heard of when it has data. One that had begun to get them has failed to.
-        return Decision(None if record is None
-                        else fresh.standing_at(Standing.FAILED, Cause(Reason.NO_DATA)))
+        return Decision(None if record is None else fresh.wishing(requested=False).standing_at(
+            Standing.FAILED, Cause(Reason.NO_DATA)))
     if image.status in ('queued', 'saving', 'uploading', 'importing'):
         if fresh.standing is Standing.FAILED:
             fresh = fresh.standing_at(Standing.WANTED)
@@ -422,7 +422,12 @@ def deleted(record: Manifest, held: bool = False) -> Manifest:
 
 
 def requested(record: Manifest) -> Manifest:
-    """Return a record of an image of which an operator wants a new recording."""
+    """Return a record of an image of which an operator wants a new recording.
+
+    One of an image that is deleted in Glance is left as it is.
+    """
+    if record.wished.availability is Availability.DELETED:
+        return record
     return dataclasses.replace(record, goal=Goal.NONE).wishing(requested=True, held=False)
 
 

@@ -2,14 +2,16 @@
 node works on, or nobody, and what their rows do not name."""
 
 import os
+import random
 import time
 from collections.abc import Callable, Collection
 
 from oslo_log import log as logging
 
 from bootcache import exception, steps
+from bootcache.manifest import Manifest
 from bootcache.util.backoff import Backoff
-from glance_bootcache.nodes.membership import Membership, NodeState
+from glance_bootcache.nodes.homes import Homes
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
@@ -19,6 +21,8 @@ LOG = logging.getLogger(__name__)
 
 # Between questions to Nova about an image.
 _PAUSE_SECONDS, _LONGEST_PAUSE = 10.0, 300.0
+# In which a round begins with another image: upkeep has more to do, while Nova, or exporters, hang.
+_ROUND_SECONDS = 10.0
 
 
 class Leftovers:
@@ -27,18 +31,20 @@ class Leftovers:
     A boot or a start may serve a base just as its image is given up, whichever asks first: what is
     served is compared with the rows, and who did it does not matter.
 
+    :param homes: tells whether the node that works on an image has its base.
     :param why_needed: tells what may need an image's base: see ``Retiring``.
     :param clock: monotonic seconds.
     """
 
-    def __init__(self, store: ImageStore, membership: Membership, exporters: Exporters,
+    def __init__(self, store: ImageStore, homes: Homes, exporters: Exporters,
                  tiers: StorageTiers, records: Records, why_needed: Callable[[str], str],
                  clock: Callable[[], float] = time.monotonic):
         self._store = store
-        self._membership = membership
+        self._homes = homes
         self._exporters = exporters
         self._tiers = tiers
         self._records = records
+        self._clock = clock
         self._why_needed = why_needed
         # When it is asked for images that are needed still.
         self._needed = Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
@@ -54,13 +60,13 @@ class Leftovers:
             return  # The database may be an older state.
         here = self._exporters.served_images()
         files = self._store.files.by_image()
-        # Snapshots that are made here open the base when all of them has come.
-        read = {os.path.dirname(record.base) for record in self._records.all()}
-        self._needed.keep_only(here | files.keys())
-        failed = None
-        for image_id in sorted(here | files.keys()):
-            if self._store.directory(image_id) in read:
-                continue
+        images = sorted(here | files.keys())
+        self._needed.keep_only(images)
+        failed, end = None, self._clock() + _ROUND_SECONDS
+        # The next round begins with others.
+        for image_id in random.sample(images, len(images)):
+            if self._clock() > end:
+                break
             try:
                 self._remove(image_id, files.get(image_id, ()))
             except exception.StorageDaemonError as error:
@@ -69,26 +75,26 @@ class Leftovers:
             raise failed
 
     def _remove(self, image_id: str, names: Collection[str]) -> None:
-        record = self._store.known(image_id)
-        if record is not None and record.made.base_path:
-            self._store.give_up(image_id, names)
-        elif self._may_go(image_id) and self._exporters.retire(image_id, with_base=True) and names:
+        record = self._store.anywhere(image_id)
+        if self._is_read(image_id):
+            return
+        if record is not None and record.made.base_path \
+                and self._store.known(image_id) is record:
+            self._store.give_up(image_id, names, record)
+        elif self._may_go(image_id, record) and not self._is_read(image_id) \
+                and self._exporters.retire(image_id, with_base=True) and names:
             self._tiers.forget(image_id)
             steps.reached('give up: withdrawn')
-            self._store.give_up(image_id, names)
-            LOG.info('image %s: its files are removed here, as another storage node has them, or'
-                     ' nothing needs them', image_id)
+            if self._store.give_up(image_id, names, record):
+                LOG.info('image %s: its files are removed here, as another storage node has them,'
+                         ' or nothing needs them', image_id)
 
-    def _may_go(self, image_id: str) -> bool:
-        record, home = self._store.anywhere(image_id), self._store.home(image_id)
-        if record is not None and record.made.base_path:
-            return home is not None and self._is_there(home)
-        # What no row names is served on, unless its row was seen to go.
-        if record is None and not self._store.was_removed(image_id):
-            return False
-        return self._needed.acquire(image_id) and not self._why_needed(image_id) \
-            and self._store.anywhere(image_id) is record
+    def _is_read(self, image_id: str) -> bool:
+        """Tell whether a snapshot that is made here opens the base when all of it has come."""
+        directory = self._store.directory(image_id)
+        return any(os.path.dirname(record.base) == directory for record in self._records.all())
 
-    def _is_there(self, home: int) -> bool:
-        node = self._membership.node(home)
-        return node is not None and node.state is NodeState.UP and self._membership.may_judge
+    def _may_go(self, image_id: str, record: Manifest | None) -> bool:
+        return self._homes.has_base(image_id) or (
+            self._needed.acquire(image_id) and not self._why_needed(image_id)
+            and self._store.anywhere(image_id) is record)

@@ -152,8 +152,7 @@ class Standbys:
         useless = {(image_id, one) for image_id, one in mine
                    if image_id in spare or not self._is_of_use(image_id, one)}
         total, free = self._disk()
-        working = {node.record.number for node in nodes if node.state is NodeState.UP}
-        spared = {found for found in mine - useless if self._store.home(found[0]) in working}
+        spared = {found for found in mine - useless if self._homes.has_base(found[0])}
         if free < total // _LEAST_FREE and spared:
             useless.add(min(spared, key=lambda found: found[1].made_at))
         for image_id, one in useless:
@@ -173,10 +172,9 @@ class Standbys:
                 or not self._homes.has_whole(record, one):
             return False
         if not self._membership.takes_images:
-            # The last one that is left stays until the home works, or an operator has this node
-            # take images again.
-            node = None if home is None else self._membership.node(home)
-            return node is None or node.state is not NodeState.UP
+            # The last one that is left stays until the home works and has the base, or an operator
+            # has this node take images again.
+            return not self._homes.has_base(image_id)
         if not record.made.base_path:
             # Its home gets it again, or cannot.
             return record.standing is Standing.WANTED or bool(self._needs.hosts(image_id))

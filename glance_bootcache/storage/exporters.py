@@ -487,7 +487,8 @@ class Exporters:
 
     def served_images(self) -> set[str]:
         """Return the images of which something is served, as far as exporters have told."""
-        return {naming.image_of(export) for each in self._every() for export in each.served}
+        return {naming.image_of(export) for each in self._every() for export in each.served
+                if export.partition('-')[0] in naming.OF_IMAGES}
 
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""

@@ -131,6 +131,11 @@ class ImageStore:
         mine = sa.select(ImageRow.image_id).where(ImageRow.node_id == self._node_id)
         self._database.write(lambda connection: connection.execute(sa.delete(WorkingSetRow).where(
             WorkingSetRow.image_id.in_(mine), _NOT_NAMED)))
+        for manifest in self.manifests():
+            if manifest.made.base_file is not None and self.has_lost_base(manifest):
+                # Its file may come back, as its disk was not mounted; until then no other node
+                # relies on this one.
+                self.change(manifest.image_id, lambda known: known.making(base_file=None))
         self.remove_retired()
 
     def remove_retired(self) -> None:
@@ -206,11 +211,6 @@ class ImageStore:
         """Return the images that got another home within ``MOVED_SECONDS``."""
         with self._memory:
             return frozenset(self._moved)
-
-    def was_removed(self, image_id: str) -> bool:
-        """Tell whether an image's row was there, and is not any more, since the process began."""
-        with self._memory:
-            return image_id in self._removed and image_id not in self._held
 
     # Writing: no lock is held over the database's transaction.
 
@@ -416,28 +416,36 @@ class ImageStore:
             self._moved[image_id] = time.monotonic()
         self._held = {**self._held, image_id: row}
 
-    def give_up(self, image_id: str, names: Collection[str]) -> None:
+    def give_up(self, image_id: str, names: Collection[str], judged: Manifest | None) -> bool:
         """Have files of an image be removed, but what its row names; if that is as in memory.
 
+        :returns: whether they are.
+
         :param names: of this node's files.
+        :param judged: the image, as memory had it when it was decided about.
         :raises DatabaseAway: if the database does not answer.
         """
         held = self._held.get(image_id)
+        if judged is not (None if held is None else held.manifest):
+            return False
         own = held.manifest if held is not None and held.home == self._node_id else None
         given_up = set(names) - nodefiles.named(own, self.directory(image_id))
         if not given_up:
-            return
+            return False
         where = (ImageRow.image_id == image_id,) if held is None else _is_still(image_id, held)
 
-        def give_up(connection: sa.Connection) -> None:
+        def give_up(connection: sa.Connection) -> bool:
             # Nobody changes it meanwhile.
             is_there = connection.execute(sa.select(ImageRow.version).where(
                 *where).with_for_update()).first() is not None
-            if is_there == (held is not None):
+            is_as_judged = is_there == (held is not None)
+            if is_as_judged:
                 self.files.turn_over(connection, image_id, (), given_up)
+            return is_as_judged
 
-        self._database.write(give_up)
+        is_done = self._database.write(give_up)
         self.files.remove_retired(image_id)
+        return is_done
 
     def refresh(self, changed: Callable[[str], object] = lambda image_id: None) -> list[str]:
         """Read rows again that are not as in memory: another node may have written them, or the
@@ -567,4 +575,5 @@ def _from_row(row: sa.Row[Any]) -> _Held:
         image_id = columns['image_id']
         raise DatabaseUnusable(
             f'the database\'s row of image {image_id} in images cannot be read ({error}); correct'
-            ' it, or delete it: the image is then taken up again') from error
+            ' it, or delete it: the image is then taken up again, when no server of it is'
+            ' left') from error

@@ -36,6 +36,7 @@ from glance_bootcache.images.running import Running
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.metrics import ServiceMetrics
 from glance_bootcache.nodes.commands import NodeCommands
+from glance_bootcache.nodes.homes import Homes
 from glance_bootcache.nodes.leftovers import Leftovers
 from glance_bootcache.nodes.membership import Membership
 from glance_bootcache.rpc.endpoints import Endpoints
@@ -159,7 +160,8 @@ def made_house(storage_conf, no_qemu, database):
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
                                          house.tiers, house.boots, house.controller,
                                          house.running, house.disk_room, house.needs,
-                                         Leftovers(house.store, Membership(1), house.exporter,
+                                         Leftovers(house.store, Homes(
+                                             house.store, Membership(1), ()), house.exporter,
                                                    house.tiers, Records(database, 1),
                                                    house.retiring.why_needed, house.seconds),
                                          house.seconds)

@@ -10,6 +10,7 @@ import os
 import sqlalchemy as sa
 from fakes_clock import Clock
 
+from bootcache import savefile
 from bootcache.manifest import (
     CacheDifference,
     CacheInfo,
@@ -106,7 +107,8 @@ class Cloud:
     def with_base(self, number, image=IMAGE):
         """An image of a node that has its base."""
         path = self.stores[number].path(image, self.file(number, image=image))
-        self.put(number, image, base_path=path, base_hash='sha512:00', look_rules=RULES)
+        self.put(number, image, base_path=path, base_hash='sha512:00', look_rules=RULES,
+                 base_file=savefile.signature(path))
         self.refresh()
         return path
 
@@ -114,7 +116,8 @@ class Cloud:
         """Have a node have the base of an image that it has taken over."""
         path = self.stores[number].path(image, self.file(number, image=image))
         self.stores[number].change(image, lambda known: known.making(
-            base_path=path, look_rules=RULES).standing_at(Standing.DONE))
+            base_path=path, look_rules=RULES,
+            base_file=savefile.signature(path)).standing_at(Standing.DONE))
         self.refresh()
 
     def change_image(self, number, change, image=IMAGE):

@@ -112,7 +112,7 @@ class Nodes(Cloud):
             house.store, node.homes, node.members, house.controller, house.orders, node.records,
             lambda other: self.forget(node, other))
         house.upkeep._leftovers = Leftovers(
-            house.store, node.members, house.exporter, house.tiers, node.records,
+            house.store, node.homes, house.exporter, house.tiers, node.records,
             house.retiring.why_needed, self.seconds)
         node.row._membership = node.members
         node.row.beat()

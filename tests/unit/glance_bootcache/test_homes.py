@@ -128,7 +128,7 @@ def test_what_was_taken_over_and_deleted_unseen_is_dropped(cloud, numbers):
     cloud.stores[two].change(OTHER, lambda known: known.wishing(pinned=True), anywhere=True)
     assert sorted(cloud.stores[one].refresh()) == sorted([IMAGE, OTHER])
     assert cloud.stores[one].load(OTHER).wished.pinned
-    assert cloud.stores[one].load(IMAGE) is None and cloud.stores[one].was_removed(IMAGE)
+    assert cloud.stores[one].load(IMAGE) is None
 
 
 def test_a_row_that_was_added_again_is_not_taken_for_the_one_before(cloud, numbers):
@@ -295,7 +295,8 @@ def test_what_a_node_has_of_an_image_that_comes_back_is_named_or_goes(cloud, num
     cloud.claim(one, two)
     cloud.get_base(one)
     assert len(cloud.on_disk(one)) == 2
-    cloud.stores[one].give_up(IMAGE, cloud.stores[one].files.by_image()[IMAGE])
+    cloud.stores[one].give_up(IMAGE, cloud.stores[one].files.by_image()[IMAGE],
+                              cloud.stores[one].anywhere(IMAGE))
     assert cloud.on_disk(one) == [os.path.basename(cloud.stores[one].load(IMAGE).made.base_path)]
 
 

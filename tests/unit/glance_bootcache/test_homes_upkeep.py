@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import types
+import uuid
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from fakes_clock import Clock
 from fakes_manager import FakeExporter, FakeTiers
 from fakes_nodes import CLONE, IMAGE, MANY, OTHER, RULES, SERVER, SNAPSHOT, glance_file
 
+from bootcache import savefile
 from bootcache.exception import DatabaseAway, StorageDaemonError
 from bootcache.manifest import Goal, Manifest, Standing
 from bootcache.rpc.messages import NodeWish
@@ -182,7 +184,7 @@ class Upkeep:
             cloud.stores[number], cloud.homes[number], cloud.members[number],
             types.SimpleNamespace(queue=types.SimpleNamespace(add=self.queued.append)),
             self.orders, self.records, self.forgotten.append)
-        self.leftovers = Leftovers(cloud.stores[number], cloud.members[number], self.exporter,
+        self.leftovers = Leftovers(cloud.stores[number], cloud.homes[number], self.exporter,
                                    self.tiers, self.records, self.why_needed, self.clock)
 
     def why_needed(self, image_id):
@@ -289,7 +291,7 @@ def test_what_is_not_served_any_more_goes_as_well(cloud, numbers, moved):
 def test_what_is_glance_s_own_is_only_served_no_more(cloud, numbers, upkeep):
     one, two, _three = numbers
     theirs = glance_file(cloud, one)
-    cloud.put(two, base_path=theirs, look_rules=RULES)
+    cloud.put(two, base_path=theirs, look_rules=RULES, base_file=savefile.signature(theirs))
     cloud.refresh()
     upkeep.exporter.serving[IMAGE] = theirs, None
     upkeep.leftovers.remove()
@@ -368,14 +370,80 @@ def test_what_was_deleted_is_served_no_more(cloud, numbers, moved):
     assert cloud.on_disk(numbers[0]) == [] and cloud.files() == {}
 
 
-def test_what_a_database_does_not_have_is_served_on(cloud, numbers, moved):
-    """Also after a start: it may be an older state."""
+def test_what_was_deleted_while_this_node_was_down_is_served_no_more(cloud, numbers, moved):
     cloud.stores[numbers[1]].remove(IMAGE)
     cloud.restart(numbers[0])
     again = Upkeep(cloud, numbers[0])
-    again.exporter.serving, again.needed = moved.exporter.serving, set()
+    again.exporter.serving = moved.exporter.serving
+    cloud.stores[numbers[0]].files.may_remove = lambda: False
     again.leftovers.remove()
-    assert set(again.exporter.serving) == {IMAGE} and again.asked == []
+    assert set(again.exporter.serving) == {IMAGE} and again.asked == [], 'it may be an older state'
+    cloud.stores[numbers[0]].files.may_remove = lambda: True
+    again.leftovers.remove()
+    assert set(again.exporter.serving) == {IMAGE}, 'servers need it'
+    again.needed.clear()
+    again.clock.now += 10
+    again.leftovers.remove()
+    assert again.exporter.serving == {}
+
+
+def lose_base(cloud, number):
+    os.unlink(cloud.stores[number].load(IMAGE).made.base_path)
+    cloud.restart(number)
+    cloud.stores[number].retire_left()
+    cloud.refresh()
+
+
+def test_a_home_that_has_lost_its_base_is_relied_on_by_nobody(cloud, numbers, moved):
+    """As of a database that was restored: its row is of before the file was given up."""
+    cloud.get_base(numbers[1])
+    lose_base(cloud, numbers[1])
+    assert cloud.stores[numbers[1]].load(IMAGE).made.base_path, 'its disk may come back'
+    assert is_given_up_when_nothing_needs_it(cloud, moved)
+
+
+def test_what_is_claimed_while_an_exporter_is_asked_stays(cloud, numbers, moved, monkeypatch):
+    one, two, three = numbers
+    cloud.get_base(two)
+    real = moved.exporter.retire
+
+    def retire(image_id, with_base):
+        cloud.claim(three, two)
+        cloud.refresh()
+        return real(image_id, with_base)
+
+    monkeypatch.setattr(moved.exporter, 'retire', retire)
+    moved.leftovers.remove()
+    assert len(cloud.on_disk(one)) == 1, 'nobody else has it'
+
+
+def test_a_snapshot_that_is_begun_meanwhile_has_its_base(cloud, numbers, moved, monkeypatch):
+    begun = Record(SNAPSHOT, 'file', 'host', base=cloud.stores[numbers[0]].path(IMAGE, 'base'))
+
+    def asked(image_id):
+        monkeypatch.setattr(moved.records, 'all', lambda: [begun])
+        return ''
+
+    cloud.change_image(numbers[1], lambda known: policy.deleted(known, held=True))
+    monkeypatch.setattr(moved.leftovers, '_why_needed', asked)
+    moved.leftovers.remove()
+    assert has_all(cloud, moved)
+
+
+def test_a_nova_that_hangs_does_not_hold_up_a_round(cloud, numbers, moved, monkeypatch):
+    images = [str(uuid.UUID(int=number)) for number in range(20)]
+    moved.exporter.serving.update(dict.fromkeys(images, ('/glance/x', None)))
+
+    def hangs(image_id):
+        moved.asked.append(image_id)
+        moved.clock.now += 60
+        return 'servers, maybe'
+
+    monkeypatch.setattr(moved.leftovers, '_why_needed', hangs)
+    for rounds in range(200):
+        moved.leftovers.remove()
+        assert len(moved.asked) == rounds + 1
+    assert set(moved.asked) == {IMAGE, *images}, 'each has its turn'
 
 
 @pytest.mark.parametrize('standing', [Standing.FAILED, Standing.WANTED])
@@ -437,11 +505,12 @@ def test_what_a_snapshot_is_made_of_stays(cloud, numbers, moved):
     assert has_nothing(cloud, moved)
 
 
-def test_what_is_its_own_or_nobody_s_stays(cloud, numbers, upkeep):
+def test_what_is_its_own_or_needed_stays(cloud, numbers, upkeep):
     one = numbers[0]
     path = cloud.with_base(one)
     for image in IMAGE, OTHER:
         upkeep.exporter.serving[image] = path, None
+    upkeep.needed.add(OTHER)
     stray = cloud.file(one, image=SNAPSHOT)
     upkeep.leftovers.remove()
     assert set(upkeep.exporter.serving) == {IMAGE, OTHER}

@@ -243,6 +243,13 @@ def test_snapshots_where_the_operator_wants_them():
     check(decide(snapshot, READY, builds), READY, NOTHING)
 
 
+def test_what_cannot_come_is_not_waited_for():
+    deleted = policy.deleted(READY)
+    assert policy.requested(deleted) is deleted
+    queued = dataclasses.replace(IMAGE, status='queued')
+    assert not decide(queued, policy.requested(Manifest(IMAGE.image_id))).record.wished.requested
+
+
 @pytest.mark.parametrize('properties, name', [
     ({'bootcache_mode': 'on'}, 'bootcache_mode'), ({'bootcache_quota': 'all'}, 'bootcache_quota'),
     ({'bootcache_quota': '3GiB'}, 'bootcache_quota'),

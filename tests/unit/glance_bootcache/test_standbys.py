@@ -237,7 +237,8 @@ def test_the_node_with_the_copy_takes_the_image_over(copied):
     assert cloud.files()[copied.copy.name] == (three, 'ready')
     assert os.path.exists(copied.copy_path)
     # As its start, and as what an image that came back does.
-    cloud.stores[three].give_up(IMAGE, cloud.stores[three].files.by_image()[IMAGE])
+    cloud.stores[three].give_up(IMAGE, cloud.stores[three].files.by_image()[IMAGE],
+                                cloud.stores[three].anywhere(IMAGE))
     cloud.stores[three].retire_left()
     assert os.path.exists(copied.copy_path)
 
@@ -412,7 +413,7 @@ def test_a_copy_that_was_taken_for_the_base_is_not_given_up_before_that_is_known
     # As if the answer had been lost.
     store._held = held
     names = store.files.by_image()[IMAGE]
-    store.give_up(IMAGE, names)
+    store.give_up(IMAGE, names, store.anywhere(IMAGE))
     store.refresh()
     assert store.load(IMAGE).made.base_path == copied.copy_path
     assert os.path.exists(copied.copy_path)
@@ -563,3 +564,21 @@ def test_a_copy_whose_file_is_lost_is_no_base(copied):
     copied.look(OUT_SECONDS, copied.one)
     assert copied.cloud.homes[copied.three].route(IMAGE) is None
     assert copied.cloud.stores[copied.three].load(IMAGE).made.base_path == ''
+
+
+@pytest.mark.parametrize('is_drained', [True, False])
+def test_the_last_copy_stays_while_the_node_that_works_on_the_image_has_no_base(copied, is_drained):
+    """The home died, another node took over that had to get it again, and Glance has it no more."""
+    cloud, two, three = copied.cloud, copied.two, copied.three
+    copied.glance.contents.clear()
+    if is_drained:
+        cloud.change(three, wish=NodeWish.DRAINED)
+        copied.look(25, copied.one)
+    else:
+        copied.look(25, copied.one, three)
+    assert cloud.homes[two].route(IMAGE) is None
+    copied.look(5, copied.one)
+    assert cloud.stores[two].load(IMAGE).made.base_path == ''
+    copied.disk = 100, 12
+    copied.look(25, copied.one)
+    assert os.path.exists(copied.copy_path)

@@ -123,8 +123,9 @@ class StorageService:
         scratch.end_left_over()
         database = start.wait_for(conf, exporter.start_as_before)
         # It may go away again at any moment.
-        node, store = start.until_it_answers(lambda: self._opened(database),
-                                             exporter.start_as_before)
+        node, store = start.until_it_answers(
+            lambda: self._opened(database, bool(exporter.served_images())),
+            exporter.start_as_before)
         needs, last_uses, orders, records, requests = start.until_it_answers(
             lambda: (ReportedNeeds(database), LastUses(database), Orders(database),
                      Records(database, node.id), WarmRequests(database)), exporter.start_as_before)
@@ -224,10 +225,14 @@ class StorageService:
             self._started += [for_nodes, home_upkeep, standbys]
         LOG.info('glance-bootcache serves, and speaks RPC %s', messages.VERSION)
 
-    def _opened(self, database: Database) -> tuple[StorageNode, ImageStore]:
-        """Return this node and its images, as the database has them; nothing is under way yet."""
+    def _opened(self, database: Database, serves: bool) -> tuple[StorageNode, ImageStore]:
+        """Return this node and its images, as the database has them; nothing is under way yet.
+
+        :param serves: exporters serve something already.
+        """
         state_dir = self._conf[bootcache_conf.GROUP].state_dir
-        node = StorageNode(database, os.path.join(state_dir, 'node.json'), self._conf.host)
+        node = StorageNode(database, os.path.join(state_dir, 'node.json'), self._conf.host,
+                           serves=serves)
         if database.file is not None:
             # Others cannot work with it.
             node_rows.take_images(database, node.id)

@@ -131,13 +131,17 @@ class Images:
             return None
 
     def download(self, image_id: str) -> Iterable[bytes]:
-        """Yield an image's stored bytes in pieces; glanceclient checks their hash as well.
+        """Yield an image's stored bytes in pieces; whoever takes them checks their hash.
 
         :raises ServiceAway: if Glance does not give them just now.
         :raises Exception: keystoneauth's or glanceclient's, if it refuses.
         """
         try:
-            yield from self._client.images.data(image_id)
+            data = self._client.images.data(image_id, do_checksum=False)
+            if data is None:
+                raise ServiceAway('Glance does not have the image\'s data (HTTP 204): look at its'
+                                  ' store')
+            yield from data
         except (exc.BaseException, exc.ClientException, ks_exceptions.ClientException) as error:
             # Whether it is deleted, or a 404 was anybody's, the next look tells.
             if not (away.passes(error) or isinstance(error, exc.HTTPNotFound)):

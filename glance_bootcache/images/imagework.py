@@ -160,6 +160,9 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
                     placing.check_free(os.path.dirname(target), image.stored_bytes - done)
                     looked = done
             stream.truncate()
+        if done < image.stored_bytes:
+            raise exception.ServiceAway(f'the download ended after {done} of {image.stored_bytes}'
+                                        ' bytes')
         if digest.hexdigest() != value:
             raise _refused(image, images, f'the download does not have Glance\'s {algorithm}')
         steps.reached('register: copied')

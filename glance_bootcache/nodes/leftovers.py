@@ -95,6 +95,6 @@ class Leftovers:
         return any(os.path.dirname(record.base) == directory for record in self._records.all())
 
     def _may_go(self, image_id: str, record: Manifest | None) -> bool:
-        return self._homes.has_base(image_id) or (
+        return self._homes.other_has_base(image_id) or (
             self._needed.acquire(image_id) and not self._why_needed(image_id)
             and self._store.anywhere(image_id) is record)

@@ -85,12 +85,14 @@ class StorageNode:
     :param path: of ``node.json``.
     :param name: ``[DEFAULT]host``.
     :param sleep: waits for the beat of another process that has this name.
+    :param serves: exporters serve what an earlier process had them serve: without ``node.json`` it
+        is not known by which database.
     :raises ConfigurationError: if there is one.
     :raises DatabaseAway: if the database does not answer.
     """
 
     def __init__(self, database: Database, path: str, name: str,
-                 sleep: Callable[[float], None] = time.sleep):
+                 sleep: Callable[[float], None] = time.sleep, serves: bool = False):
         self._database, self._path = database, path
         self._beats = 0
         self._stopping = threading.Event()
@@ -106,7 +108,7 @@ class StorageNode:
         _check_alone(database, self._uuid, name, expected, sleep)
         try:
             self._claimed = database.write(
-                lambda connection: _claim(connection, self._uuid, name, known))
+                lambda connection: _claim(connection, self._uuid, name, known, serves))
         except db_exception.DBDuplicateEntry as error:
             raise ConfigurationError(
                 f'[DEFAULT]host: {name} is another storage node\'s with {database}; give this one'
@@ -334,7 +336,8 @@ def _check_alone(database: Database, own: str, name: str, expected: int,
                     f' [{db_conf.GROUP}]connection, and not SQLite'))
 
 
-def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | None) -> _Claimed:
+def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | None,
+           serves: bool) -> _Claimed:
     """Make this node's row, or take it over."""
     identity = connection.execute(sa.select(IdentityRow.uuid)).scalar()
     if identity is None:
@@ -344,7 +347,7 @@ def _claim(connection: sa.Connection, own: str, name: str, known: NodeFile | Non
         (StorageNodeRow.uuid == own) | (StorageNodeRow.name == name)).order_by(
             (StorageNodeRow.uuid == own).desc())).first()
     found = row is not None and row.uuid == own
-    is_restored = known is not None and (
+    is_restored = serves if known is None else (
         known.database != identity or row is None or not found or row.beat < known.beat)
     state = RESTORED if is_restored else row.state if row is not None and found else UP
     # Beyond what the file says: from now on this state is the one that is known. It counts more

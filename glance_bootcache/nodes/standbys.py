@@ -142,6 +142,7 @@ class Standbys:
 
     def _give_up(self, standbys: _ByImage) -> None:
         """Give up this node's copies that are of no use, and the oldest one if there is no room."""
+        judged = {image_id: self._store.anywhere(image_id) for image_id in standbys}
         mine = {(image_id, one) for image_id in standbys for one in standbys[image_id]
                 if one.node_id == self._membership.own and one.is_whole}
         nodes = self._membership.nodes()
@@ -152,11 +153,11 @@ class Standbys:
         useless = {(image_id, one) for image_id, one in mine
                    if image_id in spare or not self._is_of_use(image_id, one)}
         total, free = self._disk()
-        spared = {found for found in mine - useless if self._homes.has_base(found[0])}
+        spared = {found for found in mine - useless if self._homes.other_has_base(found[0])}
         if free < total // _LEAST_FREE and spared:
             useless.add(min(spared, key=lambda found: found[1].made_at))
         for image_id, one in useless:
-            self._store.files.give_up(image_id, one.name)
+            self._store.give_up(image_id, [one.name], judged[image_id])
 
     def _is_doubled(self, image_id: str, standbys: Collection[Standby], nodes: Collection[Node]
                     ) -> bool:
@@ -171,13 +172,13 @@ class Standbys:
         if home == self._membership.own or not one.is_of(record.made.base_hash) \
                 or not self._homes.has_whole(record, one):
             return False
-        if not self._membership.takes_images:
-            # The last one that is left stays until the home works and has the base, or an operator
-            # has this node take images again.
-            return not self._homes.has_base(image_id)
         if not record.made.base_path:
             # Its home gets it again, or cannot.
             return record.standing is Standing.WANTED or bool(self._needs.hosts(image_id))
+        if not self._membership.takes_images:
+            # The last one that is left stays until the home works and has the base, or an operator
+            # has this node take images again.
+            return not self._homes.other_has_base(image_id)
         return image_id in self._needed_since or one.made_at > self._now() - _KEPT_SECONDS
 
     def _get_if_due(self, record: Manifest) -> None:

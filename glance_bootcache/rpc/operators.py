@@ -55,7 +55,8 @@ class Operators:
                 'progress': None if job is None else {'host': job.host,
                                                       'recorded_bytes': job.recorded_bytes},
                 # What an operator has just asked for is as well, whatever state it is in still.
-                'in_hand': state in IN_HAND or manifest.wished.requested
+                'in_hand': state in IN_HAND
+                or (manifest.wished.requested and not manifest.is_missing)
                 or (bool(manifest.goal) and state is not ImageState.FAILED),
                 'medium': self._medium(manifest)}
 

@@ -336,17 +336,6 @@ class NodeFiles:
                 row.node_id, row.name, row.made_at, row.state == FileState.READY.value))
         return found
 
-    def give_up(self, image_id: str, name: str) -> None:
-        """Have a standby copy be removed, unless it has become a base.
-
-        :raises DatabaseAway: if the database does not answer.
-        """
-        self._database.write(lambda connection: connection.execute(sa.update(FileRow).where(
-            FileRow.node_id == self._node_id, FileRow.image_id == image_id, FileRow.name == name,
-            FileRow.kind == FileKind.STANDBY.value, FileRow.state == FileState.READY.value).values(
-                state=FileState.RETIRING.value)))
-        self.remove_retired(image_id)
-
     def unnamed(self) -> list[str]:
         """Return the paths of files in images' directories that no row names, as far as they can be
         read.

@@ -19,7 +19,7 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
-from bootcache import exception, naming, steps
+from bootcache import exception, naming, savefile, steps
 from bootcache.exception import DatabaseAway, DatabaseUnusable
 from bootcache.manifest import Manifest
 from bootcache.workingset import WorkingSet
@@ -132,10 +132,11 @@ class ImageStore:
         self._database.write(lambda connection: connection.execute(sa.delete(WorkingSetRow).where(
             WorkingSetRow.image_id.in_(mine), _NOT_NAMED)))
         for manifest in self.manifests():
-            if manifest.made.base_file is not None and self.has_lost_base(manifest):
-                # Its file may come back, as its disk was not mounted; until then no other node
-                # relies on this one.
-                self.change(manifest.image_id, lambda known: known.making(base_file=None))
+            if manifest.made.base_file != savefile.NO_FILE and self.has_lost_base(manifest):
+                # No other node relies on this one. A file that comes back, as its disk was not
+                # mounted, is another one, and so hashed before it is served.
+                self.change(manifest.image_id,
+                            lambda known: known.making(base_file=savefile.NO_FILE))
         self.remove_retired()
 
     def remove_retired(self) -> None:

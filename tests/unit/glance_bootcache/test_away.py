@@ -1,5 +1,7 @@
 """Errors of Glance, Nova and Keystone that pass by themselves, and those that do not."""
 
+import types
+
 import pytest
 from glanceclient import exc as glance_exceptions
 from keystoneauth1 import exceptions as ks_exceptions
@@ -55,7 +57,8 @@ class Client:
         self.error = error
         self.images = self.flavors = self
 
-    def data(self, image_id):
+    def data(self, image_id, do_checksum):
+        assert not do_checksum, 'it raises OSError, as a disk does'
         yield b'the first piece'
         raise self.error
 
@@ -77,6 +80,13 @@ def test_a_download_in_whose_midst_glance_goes_away_is_worth_another_try(error):
     assert next(pieces) == b'the first piece'
     with pytest.raises(exception.ServiceAway, match='Glance does not give the image'):
         next(pieces)
+
+
+def test_data_that_glance_does_not_have_are_asked_for_again():
+    images = glance(None)
+    images._client.images = types.SimpleNamespace(data=lambda image_id, do_checksum: None)
+    with pytest.raises(exception.ServiceAway, match='look at its store'):
+        list(images.download(IMAGE))
 
 
 def test_a_download_that_glance_refuses_is_not():

@@ -143,7 +143,8 @@ def test_each_failure_leaves_no_link(place, monkeypatch):
         imagework.obtain(image(), store, Glance([]), [str(glance)], cancel)
     (glance / IMAGE).write_bytes(b'y' + CONTENT[1:])
     with pytest.raises(exception.ImageRefused, match='download'):
-        imagework.obtain(image(), store, Glance([b'z'], image()), [str(glance)], lambda: None)
+        imagework.obtain(image(), store, Glance([b'z' + CONTENT[1:]], image()), [str(glance)],
+                        lambda: None)
     assert os.listdir(store.directory(IMAGE)) == [] and os.stat(glance / IMAGE).st_nlink == 1
 
 
@@ -187,8 +188,15 @@ def test_zeros_of_a_download_are_holes(place):
     assert os.stat(path).st_blocks * 512 < 1 << 20
 
 
-@pytest.mark.parametrize('pieces', [[], [CONTENT[:-1]], [CONTENT, b'x'], [b'y' + CONTENT[1:]]],
-                         ids=['none', 'short', 'long', 'other'])
+@pytest.mark.parametrize('pieces', [[], [CONTENT[:-1]]], ids=['none', 'short'])
+def test_a_download_that_ends_early_is_worth_another_try_and_leaves_nothing(place, pieces):
+    store, _glance, image = place
+    with pytest.raises(exception.ServiceAway, match=f'of {len(CONTENT)} bytes'):
+        imagework.obtain(image(), store, Glance(pieces, image()), [], lambda: None)
+    assert os.listdir(store.directory(IMAGE)) == []
+
+
+@pytest.mark.parametrize('pieces', [[CONTENT, b'x'], [b'y' + CONTENT[1:]]], ids=['long', 'other'])
 def test_a_wrong_download_is_refused_and_leaves_nothing(place, pieces):
     store, _glance, image = place
     with pytest.raises(exception.ImageRefused, match='sha512'):
@@ -201,7 +209,7 @@ def test_a_wrong_download_is_refused_and_leaves_nothing(place, pieces):
     (RuntimeError('it is away'), exception.ServiceAway)], ids=['gone', 'another', 'away'])
 def test_a_download_of_what_was_replaced_meanwhile_is_not_refused_for_good(place, now, error):
     store, _glance, image = place
-    images = Glance([b'another one'], image(now) if isinstance(now, str) else now)
+    images = Glance([b'y' + CONTENT[1:]], image(now) if isinstance(now, str) else now)
     with pytest.raises(error):
         imagework.obtain(image(), store, images, [], lambda: None)
     assert os.listdir(store.directory(IMAGE)) == []

@@ -11,6 +11,7 @@ from fakes_nodes import IMAGE, MANY, OTHER, RULES, SNAPSHOT, glance_file
 from bootcache import savefile
 from bootcache.exception import StorageDaemonError
 from bootcache.manifest import Goal, Standing
+from glance_bootcache.ceph import basenode
 from glance_bootcache.images import policy
 from glance_bootcache.nodes.leftovers import Leftovers
 from glance_bootcache.snapshots.records import Record, Records
@@ -136,6 +137,10 @@ def test_what_is_glance_s_own_is_only_served_no_more(cloud, numbers, here):
     cloud.refresh()
     here.exporter.serving[IMAGE] = theirs, None
     here.leftovers.remove()
+    assert set(here.exporter.serving) == {IMAGE}, 'it goes when Glance deletes the image'
+    here.needed.clear()
+    here.clock.now += 10
+    here.leftovers.remove()
     assert here.exporter.serving == {} and os.path.exists(theirs)
     assert here.tiers.forgotten == []
 
@@ -239,7 +244,11 @@ def test_a_home_that_has_lost_its_base_is_relied_on_by_nobody(cloud, numbers, mo
     """As of a database that was restored: its row is of before the file was given up."""
     cloud.get_base(numbers[1])
     lose_base(cloud, numbers[1])
-    assert cloud.stores[numbers[1]].load(IMAGE).made.base_path, 'its disk may come back'
+    made = cloud.stores[numbers[1]].load(IMAGE).made
+    assert made.base_path, 'its disk may come back'
+    with open(made.base_path, 'w') as stream:
+        stream.write('evil')
+    assert basenode.is_changed(cloud.stores[numbers[1]].load(IMAGE)), 'it is hashed first'
     assert is_given_up_when_nothing_needs_it(cloud, moved)
 
 

@@ -72,6 +72,13 @@ def test_a_node_knows_its_database_again(database, path, monkeypatch):
     assert node.number(database, f'{path}.none') is None
 
 
+def test_exporters_that_serve_without_a_node_file_are_of_an_unknown_database(database, path):
+    """The state directory was lost, with the SQLite in it, and exporters have its files open."""
+    node = StorageNode(database, path, 'one', no_sleep, serves=True)
+    assert node.is_restored
+    assert StorageNode(database, path, 'one', no_sleep).is_restored, 'nor is it later'
+
+
 def test_a_name_may_change(database, path):
     first = StorageNode(database, path, 'one', no_sleep)
     assert StorageNode(database, path, 'two', no_sleep).id == first.id

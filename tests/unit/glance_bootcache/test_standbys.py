@@ -483,7 +483,7 @@ def test_a_copy_that_was_given_up_meanwhile_is_no_base(copied, monkeypatch):
     claim = store.claim
 
     def late(*arguments):
-        store.files.give_up(IMAGE, copied.copy.name)
+        store.give_up(IMAGE, [copied.copy.name], store.anywhere(IMAGE))
         return claim(*arguments)
 
     with monkeypatch.context() as patch:

@@ -122,13 +122,15 @@ def end_exporter(directory):
 
 
 def test_an_empty_database_has_what_was_served_served_and_nothing_removed(
-        service, directory, base):
+        service, directory):
     """After a reboot: neither process nor memory knows of it."""
-    port, left = free_port(), f'{directory}/state/images/{base[5:]}/base-0a1b2c3d.img'
+    port = free_port()
     process = service(export_port=port)
     until(lambda: serves(directory), 'the service')
     process.send_signal(signal.SIGTERM)
     assert ended(process) == 0 and lines(directory) == []
+    base = known_base(directory)
+    left = f'{directory}/state/images/{base[5:]}/base-0a1b2c3d.img'
     os.makedirs(os.path.dirname(left))
     with open(left, 'wb') as stream:
         stream.write(CONTENT)

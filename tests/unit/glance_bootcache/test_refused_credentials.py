@@ -89,7 +89,7 @@ def test_an_operator_who_asks_anew_is_answered_at_once(refused, caplog):
     ids=repr)
 def test_whoever_else_is_refused_is_told_the_cure(error):
     class Data:
-        def data(self, image_id):
+        def data(self, image_id, do_checksum):
             raise error
 
     images = object.__new__(Images)

@@ -162,15 +162,16 @@ class Homes:
         file of that inode, change and size, as on NFS."""
         return places.is_clone(record.made.base_path) or bool(self._shared_file(record))
 
-    def other_has_base(self, image_id: str) -> bool:
-        """Tell whether another node works on an image, does work, and has a base of its own.
+    def other_has_base(self, image_id: str, of_its_own: bool = False) -> bool:
+        """Tell whether another node works on an image, does work, and has the image's base.
 
-        Glance's file, read in place, goes when Glance deletes the image.
+        :param of_its_own: not Glance's file, read in place, which goes when Glance deletes the
+            image.
         """
         record, home = self._store.anywhere(image_id), self._store.home(image_id)
         if record is None or home in (None, self._membership.own) or not record.made.base_path \
                 or record.made.base_file == savefile.NO_FILE \
-                or os.path.basename(record.made.base_path) == image_id:
+                or (of_its_own and os.path.basename(record.made.base_path) == image_id):
             return False
         node = self._membership.node(home)
         return node is not None and node.state is NodeState.UP and self._membership.may_judge

@@ -4,7 +4,7 @@ node works on, or nobody, and what their rows do not name."""
 import os
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 from oslo_log import log as logging
 
@@ -14,6 +14,7 @@ from bootcache.util.backoff import Backoff
 from glance_bootcache.nodes.homes import Homes
 from glance_bootcache.snapshots.records import Records
 from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.nodefiles import FileKind
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -68,24 +69,25 @@ class Leftovers:
             if self._clock() > end:
                 break
             try:
-                self._remove(image_id, files.get(image_id, ()))
+                self._remove(image_id, files.get(image_id, {}))
             except exception.StorageDaemonError as error:
                 failed = error
         if failed is not None:
             raise failed
 
-    def _remove(self, image_id: str, names: Collection[str]) -> None:
+    def _remove(self, image_id: str, files: Mapping[str, FileKind]) -> None:
         record = self._store.anywhere(image_id)
         if self._is_read(image_id):
             return
         if record is not None and record.made.base_path \
                 and self._store.known(image_id) is record:
-            self._store.give_up(image_id, names, record)
-        elif self._may_go(image_id, record) and not self._is_read(image_id) \
-                and self._exporters.retire(image_id, with_base=True) and names:
+            self._store.give_up(image_id, files, record)
+        elif self._may_go(image_id, record, FileKind.BASE in files.values()) \
+                and not self._is_read(image_id) \
+                and self._exporters.retire(image_id, with_base=True) and files:
             self._tiers.forget(image_id)
             steps.reached('give up: withdrawn')
-            if self._store.give_up(image_id, names, record):
+            if self._store.give_up(image_id, files, record):
                 LOG.info('image %s: its files are removed here, as another storage node has them,'
                          ' or nothing needs them', image_id)
 
@@ -94,7 +96,7 @@ class Leftovers:
         directory = self._store.directory(image_id)
         return any(os.path.dirname(record.base) == directory for record in self._records.all())
 
-    def _may_go(self, image_id: str, record: Manifest | None) -> bool:
-        return self._homes.other_has_base(image_id) or (
+    def _may_go(self, image_id: str, record: Manifest | None, has_copy: bool) -> bool:
+        return self._homes.other_has_base(image_id, of_its_own=has_copy) or (
             self._needed.acquire(image_id) and not self._why_needed(image_id)
             and self._store.anywhere(image_id) is record)

@@ -278,17 +278,17 @@ class NodeFiles:
         if failed is not None:
             raise failed
 
-    def by_image(self) -> dict[str, set[str]]:
-        """Return the names of this node's files that are ready, by image.
+    def by_image(self) -> dict[str, dict[str, FileKind]]:
+        """Return this node's files that are ready, by image: the kind of each, by its name.
 
         :raises DatabaseAway: if the database does not answer.
         """
-        found: dict[str, set[str]] = {}
-        for image_id, name in self._database.read(lambda connection: connection.execute(
-                sa.select(FileRow.image_id, FileRow.name).where(
+        found: dict[str, dict[str, FileKind]] = {}
+        for image_id, name, kind in self._database.read(lambda connection: connection.execute(
+                sa.select(FileRow.image_id, FileRow.name, FileRow.kind).where(
                     FileRow.node_id == self._node_id, FileRow.kind.in_(ON_DISK),
                     FileRow.state == FileState.READY.value)).all()):
-            found.setdefault(image_id, set()).add(name)
+            found.setdefault(image_id, {})[name] = FileKind(kind)
         return found
 
     def named(self, kind: FileKind, *states: FileState) -> dict[str, str]:

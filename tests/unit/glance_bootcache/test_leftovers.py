@@ -137,12 +137,16 @@ def test_what_is_glance_s_own_is_only_served_no_more(cloud, numbers, here):
     cloud.refresh()
     here.exporter.serving[IMAGE] = theirs, None
     here.leftovers.remove()
-    assert set(here.exporter.serving) == {IMAGE}, 'it goes when Glance deletes the image'
-    here.needed.clear()
-    here.clock.now += 10
-    here.leftovers.remove()
     assert here.exporter.serving == {} and os.path.exists(theirs)
     assert here.tiers.forgotten == []
+
+
+def test_a_link_stays_where_the_new_home_reads_glance_s_file_in_place(cloud, numbers, moved):
+    """That goes when Glance deletes the image."""
+    theirs = glance_file(cloud, numbers[0])
+    cloud.change_image(numbers[1], lambda known: known.making(
+        base_path=theirs, base_file=savefile.signature(theirs)).standing_at(Standing.DONE))
+    assert is_given_up_when_nothing_needs_it(cloud, moved)
 
 
 def test_nothing_is_written_of_images_whose_files_are_all_named(cloud, numbers, here,

@@ -207,7 +207,8 @@ class Made:
     :ivar signature: by what the base was verified; empty if it was not:
         :func:`bootcache.signatures.fingerprint`.
     :ivar base_file: what the file was that has ``base_hash``: inode, time of its last change in
-        nanoseconds, size in bytes; None of a base in Ceph.
+        nanoseconds, size in bytes, negative if it was not there when its node's service started;
+        None of a base in Ceph.
     :ivar difference: of a snapshot's cache image from its parent's; None if there is none.
     """
 
@@ -231,6 +232,16 @@ class Made:
         """Whether the cache image was built from another working set than there is."""
         return self.working_set is not None and self.cache_image is not None \
             and self.built_from != self.working_set.sha256
+
+    @property
+    def is_base_lost(self) -> bool:
+        """Whether the base's file was not there when its node's service started."""
+        return self.base_file is not None and self.base_file[2] < 0
+
+    @property
+    def verified_file(self) -> tuple[int, int, int] | None:
+        """What the file was that was verified, whether it is there or not."""
+        return self.base_file and (*self.base_file[:2], abs(self.base_file[2]))
 
 
 @dataclasses.dataclass(frozen=True)

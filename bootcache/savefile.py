@@ -133,10 +133,6 @@ def identity(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-# The identity of no file.
-NO_FILE = 0, 0, 0
-
-
 def signature(path: str) -> tuple[int, int, int] | None:
     """Return a file's identity; None if there is none, or it cannot be looked at."""
     try:

@@ -35,5 +35,5 @@ def is_changed(manifest: Manifest) -> bool:
     Its device is not compared: a file system that is mounted again may have another number.
     """
     made = manifest.made
-    return made.base_file is not None and not places.is_clone(made.base_path) \
-        and savefile.signature(made.base_path) not in (None, made.base_file)
+    return made.verified_file is not None and not places.is_clone(made.base_path) \
+        and savefile.signature(made.base_path) not in (None, made.verified_file)

@@ -151,7 +151,8 @@ class ImageRow(Model):
         sa.String(80), nullable=True,
         doc='inode, time of the last change in nanoseconds, and size of the file that has'
             ' ``base_hash``, with colons; NULL of one in Ceph. A file of that path of which one'
-            ' differs is hashed again before it is served')
+            ' differs is hashed again before it is served. The size is negative where the file was'
+            ' not there when its node\'s service started: other nodes keep what they have of it')
     image_format = _text(16, 'of that file: ``qcow2`` or ``raw``; empty while not known')
     stored_bytes = _bytes('its size')
     virtual_bytes = _bytes('size of the base')

@@ -138,7 +138,8 @@ class Images:
         """
         try:
             data = self._client.images.data(image_id, do_checksum=False)
-            if data is None:
+            # Glance's client wraps what it returns, also None.
+            if getattr(data, 'wrapped', data) is None:
                 raise ServiceAway('Glance does not have the image\'s data (HTTP 204): look at its'
                                   ' store')
             yield from data

@@ -192,11 +192,15 @@ class ReadErrors:
         """Return why a base is not served whose file is another one than was verified, or None.
 
         :raises Cancelled: if the service ends.
+        :raises Interrupted: if it changes meanwhile, as while it is put back.
         :raises OSError: if it cannot be read.
         """
         path, file = manifest.made.base_path, savefile.signature(manifest.made.base_path)
         algorithm, _, value = manifest.made.base_hash.partition(':')
-        if savefile.file_digest(path, algorithm, self._check) != value:
+        is_right = savefile.file_digest(path, algorithm, self._check) == value
+        if savefile.signature(path) != file:
+            raise exception.Interrupted(f'{path} is being written')
+        if not is_right:
             return f'{path} does not have the {algorithm} with which it was verified'
         self._store.change(manifest.image_id, lambda current: current.making(base_file=file)
                            if file and current.made.base_path == path else current)

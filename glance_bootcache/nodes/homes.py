@@ -140,9 +140,9 @@ class Homes:
         """
         made = record.made
         if places.is_clone(made.base_path):
-            return made.base_path, made.base_file
+            return made.base_path, made.verified_file
         if path := self._shared_file(record):
-            return path, made.base_file
+            return path, made.verified_file
         if not made.base_hash:
             return '', None
         for one in self._store.files.standbys(record.image_id).get(record.image_id, ()):
@@ -170,7 +170,8 @@ class Homes:
         """
         record, home = self._store.anywhere(image_id), self._store.home(image_id)
         if record is None or home in (None, self._membership.own) or not record.made.base_path \
-                or record.made.base_file == savefile.NO_FILE \
+                or record.made.is_base_lost or (record.made.base_file is None
+                                                and not places.is_clone(record.made.base_path)) \
                 or (of_its_own and os.path.basename(record.made.base_path) == image_id):
             return False
         node = self._membership.node(home)
@@ -180,7 +181,7 @@ class Homes:
         if not record.made.base_path or record.made.base_file is None:
             return ''
         for path in (os.path.join(directory, record.image_id) for directory in self._store_dirs):
-            if savefile.signature(path) == record.made.base_file and os.access(path, os.R_OK):
+            if savefile.signature(path) == record.made.verified_file and os.access(path, os.R_OK):
                 return path
         return ''
 

@@ -55,9 +55,9 @@ class Operators:
                 'progress': None if job is None else {'host': job.host,
                                                       'recorded_bytes': job.recorded_bytes},
                 # What an operator has just asked for is as well, whatever state it is in still.
-                'in_hand': state in IN_HAND
-                or (manifest.wished.requested and not manifest.is_missing)
-                or (bool(manifest.goal) and state is not ImageState.FAILED),
+                'in_hand': state in IN_HAND or (not manifest.is_missing and (
+                    manifest.wished.requested
+                    or (bool(manifest.goal) and state is not ImageState.FAILED))),
                 'medium': self._medium(manifest)}
 
     def _medium(self, manifest: Manifest) -> str | None:

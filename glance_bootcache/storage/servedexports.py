@@ -59,14 +59,14 @@ class ServedImage:
         return cls(
             manifest.image_id, made.base_export, made.base_path, made.image_format,
             made.virtual_bytes, None if places.is_clone(made.base_path)
-            else made.base_file or savefile.signature(made.base_path),
+            else made.verified_file or savefile.signature(made.base_path),
             made.cache_image if has_cache else None, cache_path or '' if has_cache else '',
             savefile.signature(cache_path) if has_cache and cache_path else None, ())
 
     def is_of(self, manifest: Manifest, cache_path: str | None) -> bool:
         """Return whether it is of a manifest's files, as far as that knows them. Pure."""
         made = manifest.made
-        return (self.path, self.base_export, made.base_file or self.file,
+        return (self.path, self.base_export, made.verified_file or self.file,
                 self.cache_path) == (made.base_path, made.base_export, self.file,
                                      cache_path or '') \
             and (not cache_path or self.cache_image == made.cache_image)

@@ -19,7 +19,7 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
-from bootcache import exception, naming, savefile, steps
+from bootcache import exception, naming, steps
 from bootcache.exception import DatabaseAway, DatabaseUnusable
 from bootcache.manifest import Manifest
 from bootcache.workingset import WorkingSet
@@ -132,11 +132,10 @@ class ImageStore:
         self._database.write(lambda connection: connection.execute(sa.delete(WorkingSetRow).where(
             WorkingSetRow.image_id.in_(mine), _NOT_NAMED)))
         for manifest in self.manifests():
-            if manifest.made.base_file != savefile.NO_FILE and self.has_lost_base(manifest):
-                # No other node relies on this one. A file that comes back, as its disk was not
-                # mounted, is another one, and so hashed before it is served.
-                self.change(manifest.image_id,
-                            lambda known: known.making(base_file=savefile.NO_FILE))
+            if manifest.made.base_file is not None \
+                    and manifest.made.is_base_lost != self.has_lost_base(manifest):
+                # While it is lost no other node relies on this one.
+                self.change(manifest.image_id, _turned)
         self.remove_retired()
 
     def remove_retired(self) -> None:
@@ -551,6 +550,13 @@ def _is_still(image_id: str, held: _Held) -> tuple[sa.ColumnElement[bool], ...]:
 
 _NOT_NAMED = ~sa.exists().where(ImageRow.image_id == WorkingSetRow.image_id,
                                ImageRow.working_set_sha256 == WorkingSetRow.sha256)
+
+
+def _turned(manifest: Manifest) -> Manifest:
+    if manifest.made.base_file is None:
+        return manifest
+    inode, changed_at, size = manifest.made.base_file
+    return manifest.making(base_file=(inode, changed_at, -size))
 
 
 def _overtaken(image_id: str) -> DatabaseAway:

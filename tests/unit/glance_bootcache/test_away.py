@@ -84,7 +84,8 @@ def test_a_download_in_whose_midst_glance_goes_away_is_worth_another_try(error):
 
 def test_data_that_glance_does_not_have_are_asked_for_again():
     images = glance(None)
-    images._client.images = types.SimpleNamespace(data=lambda image_id, do_checksum: None)
+    images._client.images = types.SimpleNamespace(
+        data=lambda image_id, do_checksum: types.SimpleNamespace(wrapped=None))
     with pytest.raises(exception.ServiceAway, match='look at its store'):
         list(images.download(IMAGE))
 

@@ -237,22 +237,41 @@ def test_what_was_deleted_while_this_node_was_down_is_served_no_more(cloud, numb
     assert again.exporter.serving == {}
 
 
-def lose_base(cloud, number):
-    os.unlink(cloud.stores[number].load(IMAGE).made.base_path)
+def start(cloud, number):
     cloud.restart(number)
     cloud.stores[number].retire_left()
     cloud.refresh()
+
+
+def lose_base(cloud, number):
+    path = cloud.stores[number].load(IMAGE).made.base_path
+    os.rename(path, f'{path}.away')
+    start(cloud, number)
+    return path
+
+
+def test_a_base_that_comes_back_is_relied_on_again_and_another_one_is_hashed(cloud, numbers, moved):
+    two = numbers[1]
+    cloud.get_base(two)
+    path = lose_base(cloud, two)
+    os.rename(f'{path}.away', path)
+    assert not basenode.is_changed(cloud.stores[two].load(IMAGE)), 'its disk was mounted late'
+    with open(f'{path}.new', 'w') as stream:
+        stream.write('evil')
+    os.rename(path, f'{path}.away')
+    os.rename(f'{path}.new', path)
+    assert basenode.is_changed(cloud.stores[two].load(IMAGE))
+    os.rename(f'{path}.away', path)
+    assert not cloud.homes[numbers[0]].other_has_base(IMAGE)
+    start(cloud, two)
+    assert cloud.homes[numbers[0]].other_has_base(IMAGE)
 
 
 def test_a_home_that_has_lost_its_base_is_relied_on_by_nobody(cloud, numbers, moved):
     """As of a database that was restored: its row is of before the file was given up."""
     cloud.get_base(numbers[1])
     lose_base(cloud, numbers[1])
-    made = cloud.stores[numbers[1]].load(IMAGE).made
-    assert made.base_path, 'its disk may come back'
-    with open(made.base_path, 'w') as stream:
-        stream.write('evil')
-    assert basenode.is_changed(cloud.stores[numbers[1]].load(IMAGE)), 'it is hashed first'
+    assert cloud.stores[numbers[1]].load(IMAGE).made.base_path, 'its disk may come back'
     assert is_given_up_when_nothing_needs_it(cloud, moved)
 
 

@@ -8,7 +8,7 @@ import types
 import pytest
 from fakes_manager import FakeExporter, until
 
-from bootcache import errorlog, exception
+from bootcache import errorlog, exception, savefile
 from bootcache.manifest import Availability
 from glance_bootcache.images import readerrors
 from glance_bootcache.images.cephbases import CephBases
@@ -240,6 +240,37 @@ def test_the_last_copy_of_a_base_stays_whatever_is_wrong_with_it(house, errors, 
     errors._looks.shutdown(wait=True)
     assert house.store.load(image) == before and os.path.exists(before.made.base_path)
     assert errors.exporter.suspended == {image}, 'it is served no more'
+
+
+def test_a_base_that_is_written_while_it_is_hashed_is_hashed_again(house, errors, monkeypatch):
+    """As while an operator puts it back."""
+    image = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+    house.images.put(image)
+    house.changed(image)
+    house.settle()
+    path, real, grown = house.store.load(image).made.base_path, savefile.file_digest, []
+    with open(path, 'rb') as stream:
+        content = stream.read()
+
+    def write(data):
+        with open(path, 'wb') as stream:
+            stream.write(data)
+
+    def digest(*arguments):
+        found = real(*arguments)
+        if not grown:
+            grown.append(path)
+            write(content)
+        return found
+
+    write(content[:-1])
+    monkeypatch.setattr(savefile, 'file_digest', digest)
+    errors.hash_changed()
+    until(lambda: not errors.exporter.suspended, 'the end of the first look')
+    assert house.store.load(image).made.base_path == path
+    errors.hash_changed()
+    until(lambda: not errors.exporter.suspended, 'the end of the second look')
+    assert house.store.load(image).made.base_file == savefile.signature(path)
 
 
 def refuse(*_arguments):
